@@ -1,0 +1,1 @@
+"""Everything that touches the outside: servers, routers and training frameworks."""
