@@ -225,7 +225,7 @@ def declare(states: Sequence[StrEnum], initial: StrEnum, arcs: Sequence[Arc]) ->
 def compile_lookup(declaration: Machine) -> dict[tuple[str, str], str]:
     """Read {(state, trigger): target} back out of the declaration, so that both are the same by construction."""
     return {
-        (transition.source, event.name): transition.dest
+        (transition.source, event.name): str(transition.dest)
         for event in declaration.events.values()
         for transitions in event.transitions.values()
         for transition in transitions

@@ -1,0 +1,1 @@
+"""The life of every rollout request as one explicit state machine."""
