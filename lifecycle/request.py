@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
+import msgspec
+
 from lifecycle.errors import ConfigurationError
 
 RESERVED_SAMPLING = {
@@ -28,6 +30,10 @@ MULTIMODAL = ("image_data", "audio_data", "video_data")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
+def _nothing() -> Mapping[str, Any]:
+    return EMPTY
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRequest:
     """One sample to generate.
@@ -43,13 +49,13 @@ class RolloutRequest:
     prompt_ids: Sequence[int] | None = None
     text: str | None = None
     max_new_tokens: int = 1024
-    sampling_params: Mapping[str, Any] = EMPTY
+    sampling_params: Mapping[str, Any] = field(default_factory=_nothing)
     group_id: str | None = None
     group_size: int = 1
     index: int = 0
-    metadata: Mapping[str, Any] = EMPTY
+    metadata: Mapping[str, Any] = field(default_factory=_nothing)
     routing_key: str | None = None
-    extra: Mapping[str, Any] = EMPTY
+    extra: Mapping[str, Any] = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
         """Check every field and freeze the sequences."""
@@ -68,6 +74,14 @@ class RolloutRequest:
                 raise ConfigurationError(
                     f"extra[{name!r}]: image, audio and video input is not supported yet"
                 )
+
+        try:
+            msgspec.msgpack.encode((dict(self.sampling_params), dict(self.metadata), dict(self.extra)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                f"request {self.id!r}: sampling_params, metadata and extra must be plain data "
+                f"(numbers, text, bytes, lists, maps): {error}"
+            ) from error
 
     def _check_prompt(self) -> None:
         if (self.prompt_ids is None) == (self.text is None):
