@@ -234,7 +234,7 @@ class EngineStopped(Record, kw_only=True, tag="engine.stopped"):
     """The last line of a process that ended in order: rollouts by state, and the ledger."""
 
     reason: str
-    rollouts: dict[str, int]
+    states: dict[str, int]
     ledger: dict[str, Any]
 
 
