@@ -1,0 +1,197 @@
+"""How bytes get to a server and back: one small interface, and the plain httpx implementation of it.
+
+Streams have no read time-out (a paused or queued request is silent for as long as that lasts) and connections
+enough for everything in flight; `adapters.sglang.transport_aiohttp` is the faster implementation, for asyncio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+import anyio
+import httpx
+
+from lifecycle.errors import ConfigurationError
+
+STREAM_HEADERS = {
+    "content-type": "application/json",
+    "accept": "text/event-stream",
+    "accept-encoding": "identity",  # every compressor on the way would hold tokens back
+}
+KEEPALIVE_S = 4.0
+"""Idle connections are dropped before the server's own 5 s (uvicorn under SGLang): no POST meets a closing socket."""
+STREAMS_PER_POOL = 64
+"""httpx's pool does work that grows with the square of its open connections; several small pools do not."""
+DEFAULT_IN_FLIGHT = 512
+"""What a client brought by the caller must be able to hold open where nothing else was said: the engine's default."""
+CLOSE_TIMEOUT_S = 2.0
+
+
+class ConnectFailed(Exception):
+    """No connection could be made; the request was not sent."""
+
+
+class StreamCut(Exception):
+    """The connection broke, or spoke no HTTP, after the request was sent."""
+
+
+class Response(Protocol):
+    """One answer, its body not read yet. `read` returns what one socket read brought, b"" at the end of the body."""
+
+    status: int
+    headers: Mapping[str, str]  # names in lower case or case-insensitive
+
+    async def read(self) -> bytes:
+        """Raises StreamCut when the connection breaks or `close` is called meanwhile."""
+        ...
+
+    async def close(self) -> None:
+        """Give the connection back if the body was read to its end, else close it."""
+        ...
+
+
+class Transport(Protocol):
+    """Opens streams."""
+
+    name: str
+
+    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """POST `body`; return when the header of the answer is there. Raises ConnectFailed or StreamCut."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+def describe(problem: BaseException) -> str:
+    """An exception of an HTTP client in a few words, without headers."""
+    if any(getattr(cause, "errno", None) == errno.EMFILE for cause in _chain(problem)):
+        return "too many open files in this process: raise the limit (ulimit -n) or lower max_in_flight"
+    return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+
+
+def _chain(problem: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while problem is not None and problem not in chain:
+        chain.append(problem)
+        problem = problem.__cause__ or problem.__context__
+    return chain
+
+
+NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+BROKEN = (httpx.TransportError, httpx.StreamError)
+
+
+class _Pool:
+    """A client and how many of its streams are open."""
+
+    __slots__ = ("client", "streams")
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self.client = client
+        self.streams = 0
+
+
+class HttpxResponse:
+    """An httpx answer; it counts for its pool until it is closed."""
+
+    def __init__(self, response: httpx.Response, pool: _Pool) -> None:
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = response.headers
+        self._response = response
+        self._chunks: AsyncIterator[bytes] = response.aiter_raw()
+        self._pool: _Pool | None = pool
+
+    async def read(self) -> bytes:
+        """The bytes of one read, b"" at the end."""
+        try:
+            return await anext(self._chunks)
+        except StopAsyncIteration:
+            return b""
+        except BROKEN as problem:
+            raise StreamCut(describe(problem)) from None
+
+    async def close(self) -> None:
+        """Close at once; bounded, and shielded from a cancellation that is already under way."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        pool.streams -= 1
+        with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(*BROKEN):
+            await self._response.aclose()
+
+
+class HttpxTransport:
+    """Streams over httpx, on asyncio and trio.
+
+    A `client` of the caller's is used as it is and never closed here; it must allow `max_connections` (None: the
+    engine's default of 512) connections. Raises ConfigurationError when it does not.
+    """
+
+    name = "httpx"
+
+    def __init__(
+        self,
+        *,
+        max_connections: int | None = None,
+        connect_timeout: float = 10.0,
+        client: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._timeout = httpx.Timeout(None, connect=connect_timeout)
+        self._given: _Pool | None = None
+        self._pools: list[_Pool] = []
+        if client is not None:
+            check_client(client, max_connections or DEFAULT_IN_FLIGHT)
+            self._given = _Pool(client)
+        else:
+            self._ssl = httpx.create_ssl_context()
+
+    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """POST `body` and wait for the header."""
+        pool = self._given or self._roomy_pool()
+        request = pool.client.build_request(
+            "POST", url, content=body, headers={**STREAM_HEADERS, **headers}, timeout=self._timeout
+        )
+        pool.streams += 1
+        try:
+            return HttpxResponse(await pool.client.send(request, stream=True, follow_redirects=False), pool)
+        except BaseException as problem:
+            pool.streams -= 1
+            if isinstance(problem, NOT_CONNECTED):
+                raise ConnectFailed(describe(problem)) from None
+            if isinstance(problem, BROKEN):
+                raise StreamCut(describe(problem)) from None
+            raise
+
+    def _roomy_pool(self) -> _Pool:
+        for pool in self._pools:
+            if pool.streams < STREAMS_PER_POOL:
+                return pool
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
+        )
+        pool = _Pool(
+            httpx.AsyncClient(limits=limits, verify=self._ssl, trust_env=False, timeout=self._timeout)
+        )
+        self._pools.append(pool)
+        return pool
+
+    async def aclose(self) -> None:
+        """Close the pools made here; a client of the caller's stays open."""
+        for pool in self._pools:
+            await pool.client.aclose()
+
+
+def check_client(client: httpx.AsyncClient, needed: int) -> None:
+    """Refuse a caller's client that cannot hold `needed` streams open at once."""
+    pool = getattr(getattr(client, "_transport", None), "_pool", None)  # httpx has no public way to ask
+    limit = getattr(pool, "_max_connections", None)
+    if isinstance(limit, int) and limit < needed:
+        raise ConfigurationError(
+            f"client allows {limit} connections, but {needed} streams may be in flight: requests would wait in its "
+            "pool unseen. Give httpx.AsyncClient(limits=httpx.Limits(max_connections=None)), or set max_connections"
+        )
