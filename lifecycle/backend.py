@@ -6,12 +6,15 @@ engine treats it as one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from lifecycle.call import Call, CallRef
 from lifecycle.events import StreamEvent
+
+__all__ = ["AbortReceipt", "Backend", "Call", "CallRef", "ReceiptStatus", "UpdateMode", "WorkerReceipt"]
 
 
 class UpdateMode(StrEnum):
@@ -28,38 +31,6 @@ class ReceiptStatus(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"  # it answered, with something other than success
     UNREACHABLE = "unreachable"  # no answer
-
-
-@dataclass(frozen=True, slots=True)
-class CallRef:
-    """One attempt as the servers know it: `rid` is unique per attempt; `worker` is None where a router hides it."""
-
-    rid: str
-    rollout_id: str
-    attempt: int
-    worker: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One attempt, ready to send.
-
-    `input_ids` are prompt ids plus the tokens kept from earlier attempts; `sampling_params` already hold the
-    remaining `max_new_tokens` (and `min_new_tokens`); `extra` is merged into the body beside them.
-    """
-
-    rid: str
-    rollout_id: str
-    attempt: int
-    input_ids: Sequence[int]
-    sampling_params: Mapping[str, Any]
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    routing_key: str | None = None
-
-    @property
-    def ref(self) -> CallRef:
-        """The names of this call."""
-        return CallRef(self.rid, self.rollout_id, self.attempt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ def encode_tail(tail: Tail) -> bytes:
         logprobs=_little(tail.logprobs),
         spans=_pack_spans(tail.spans),
         text=tail.text,
+        text_start=tail.text_start,
         state=str(tail.state),
     )
     return _seal(_KIND_TAIL, _ENCODER.encode(packed))
@@ -80,6 +81,7 @@ def decode_tail(data: bytes, rollout_id: str = "?") -> Tail:
             logprobs=logprobs,
             spans=_unpack_spans(packed.spans),
             text=packed.text,
+            text_start=packed.text_start,
             state=RolloutState(packed.state),
         )
     except (msgspec.DecodeError, ValueError) as error:
@@ -134,6 +136,7 @@ class _PackedTail(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: bytes
     spans: _PackedSpans
     text: str | None
+    text_start: int
     state: str
 
 

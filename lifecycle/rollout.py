@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lifecycle.backend import Call
+from lifecycle.call import Call
 from lifecycle.errors import ConfigurationError, StreamMalformed
 from lifecycle.events import END_TRIGGERS, Anomaly, ChannelData, StreamEnd, TokenSlice, VersionSpan
 from lifecycle.machine import RolloutCursor
@@ -116,6 +116,7 @@ class Rollout(RolloutCursor):
         "rid",
         "seq",
         "submitted_at",
+        "text_ends",
         "texts",
         "tokens",
     )
@@ -136,6 +137,7 @@ class Rollout(RolloutCursor):
         self.logprobs = array("d")
         self._spans: list[list[Any]] = []
         self.texts: list[str] = []
+        self.text_ends = array("i")  # how many tokens were held when each piece of text came
         self.channels: dict[str, Channel] = {}
         self.attempts: list[Attempt] = []
         self.attempt = 0
@@ -274,6 +276,7 @@ class Rollout(RolloutCursor):
             self._label(piece.version, start, start + count)
         if piece.text:
             self.texts.append(piece.text)
+            self.text_ends.append(len(self.tokens))
         current = self.attempts[-1]
         current.end = len(self.tokens)
         if current.first_token_at is None:
@@ -326,6 +329,7 @@ class Rollout(RolloutCursor):
         del self.tokens[:], self.logprobs[:]
         self._spans.clear()
         self.texts.clear()
+        del self.text_ends[:]
         self.channels.clear()
         self.attempt_start = 0
         return dropped

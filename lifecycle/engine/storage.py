@@ -1,0 +1,107 @@
+"""The engine's side of a snapshot store: hand over and go on; wait only where durability was asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from lifecycle.engine.settings import EngineSettings
+from lifecycle.errors import LifecycleError
+from lifecycle.log.journal import Journal
+from lifecycle.snapshot import Snapshot, Tail
+from lifecycle.states import Disposition
+from lifecycle.stores.protocol import Claim, SnapshotStore
+from lifecycle.stores.writer import StoreWriter
+
+
+class Storage:
+    """A `StoreWriter` with an event loop in front of it; does nothing without a store."""
+
+    def __init__(self, store: SnapshotStore | None, journal: Journal, settings: EngineSettings) -> None:
+        self._settings = settings
+        self._fenced: deque[str] = deque()
+        self._errors: deque[tuple[str, Exception]] = deque()
+        self.writer: StoreWriter | None = None
+        if store is not None:
+            self.writer = StoreWriter(
+                store,
+                owner=journal.identity.process_id,
+                ttl=settings.lease_seconds,
+                journal=journal,
+                on_fenced=self._fenced.append,
+                on_error=lambda rollout_id, error: self._errors.append((rollout_id, error)),
+            )
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is stored at all."""
+        return self.writer is not None
+
+    def admit(self) -> None:
+        """Raise StoreUnavailable when the backlog is over its bound."""
+        if self.writer is not None:
+            self.writer.admit()
+
+    def put(self, snapshot: Snapshot, epoch: int, *, rollback: bool = False) -> None:
+        """Queue a whole snapshot."""
+        if self.writer is not None:
+            self.writer.put(snapshot, epoch, rollback=rollback)
+
+    def append(self, tail: Tail, epoch: int) -> None:
+        """Queue a tail."""
+        if self.writer is not None:
+            self.writer.append(tail, epoch)
+
+    def mark(self, rollout_id: str, disposition: Disposition, epoch: int) -> None:
+        """Queue a disposition."""
+        if self.writer is not None:
+            self.writer.mark(rollout_id, disposition, epoch)
+
+    async def durable(self) -> None:
+        """Wait until everything queued so far is on disk."""
+        if self.writer is None:
+            return
+        future = self.writer.flush()
+        if future.done():
+            future.result()
+            return
+        await anyio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+
+    async def claim(self, *, force: bool) -> Claim:
+        """Become the owner of what is stored and unfinished."""
+        if self.writer is None:
+            return Claim(())
+        return await anyio.to_thread.run_sync(lambda: self._claim(force))
+
+    def _claim(self, force: bool) -> Claim:
+        if self.writer is None:
+            raise LifecycleError("no store")
+        return self.writer.claim(force=force)
+
+    def take_fenced(self) -> list[str]:
+        """Ids that another owner has taken over since the last call."""
+        taken = list(self._fenced)
+        for _ in taken:
+            self._fenced.popleft()
+        return taken
+
+    def take_errors(self) -> list[tuple[str, Exception]]:
+        """Writes that the store refused for good since the last call."""
+        taken = list(self._errors)
+        for _ in taken:
+            self._errors.popleft()
+        return taken
+
+    def stats(self) -> dict[str, Any]:
+        """What the writer says of itself."""
+        return {} if self.writer is None else self.writer.stats()
+
+    async def close(self) -> None:
+        """Write what is queued, release the leases, close; bounded."""
+        if self.writer is None:
+            return
+        writer = self.writer
+        await anyio.to_thread.run_sync(lambda: writer.close(self._settings.close_timeout))
