@@ -53,7 +53,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    tokens: list[int] | list[list[int]]
+    tokens: list[int | list[int]]
 
 
 class Json(Response):
