@@ -16,6 +16,7 @@ class LiveStream:
     rid: str
     url: str
     closed: bool = False
+    aborts: int = 0
     response: Response | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 

@@ -45,6 +45,10 @@ class Secret:
         """`text` without the key, for words that come back from a server."""
         return text.replace(self._value, "***") if self._value else text
 
+    def redact_bytes(self, body: bytes) -> bytes:
+        """The same for bytes."""
+        return body.replace(self._value.encode(), b"***") if self._value else body
+
 
 def read_secret(api_key: str | None, api_key_env: str | None) -> Secret:
     """The key, given or from the environment. Raises ConfigurationError when the variable is not set."""

@@ -16,9 +16,9 @@ import httpx
 
 from lifecycle.errors import ConfigurationError
 
-STREAM_HEADERS = {
+HEADERS = {
     "content-type": "application/json",
-    "accept": "text/event-stream",
+    "accept": "text/event-stream, application/json",
     "accept-encoding": "identity",  # every compressor on the way would hold tokens back
 }
 KEEPALIVE_S = 4.0
@@ -39,27 +39,30 @@ class StreamCut(Exception):
 
 
 class Response(Protocol):
-    """One answer, its body not read yet. `read` returns what one socket read brought, b"" at the end of the body."""
+    """One answer, its body not read yet."""
 
     status: int
-    headers: Mapping[str, str]  # names in lower case or case-insensitive
+    headers: Mapping[str, str]  # names are case-insensitive
 
     async def read(self) -> bytes:
-        """Raises StreamCut when the connection breaks or `close` is called meanwhile."""
+        """What the last socket read brought, b"" at the end of the body.
+
+        Raises StreamCut when the connection breaks, or when `close` is called meanwhile.
+        """
         ...
 
     async def close(self) -> None:
-        """Give the connection back if the body was read to its end, else close it."""
+        """Give the connection back if the body was read to its end, else close it. May be called twice."""
         ...
 
 
 class Transport(Protocol):
-    """Opens streams."""
+    """Opens requests."""
 
     name: str
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """POST `body`; return when the header of the answer is there. Raises ConnectFailed or StreamCut."""
+    async def open(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
+        """Send; return when the header of the answer is there. Raises ConnectFailed or StreamCut."""
         ...
 
     async def aclose(self) -> None:
@@ -68,7 +71,7 @@ class Transport(Protocol):
 
 
 def describe(problem: BaseException) -> str:
-    """An exception of an HTTP client in a few words, without headers."""
+    """An exception of an HTTP client in a few words; no header is ever part of it."""
     if any(getattr(cause, "errno", None) == errno.EMFILE for cause in _chain(problem)):
         return "too many open files in this process: raise the limit (ulimit -n) or lower max_in_flight"
     return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
@@ -126,7 +129,7 @@ class HttpxResponse:
 
 
 class HttpxTransport:
-    """Streams over httpx, on asyncio and trio.
+    """Requests over httpx, on asyncio and trio.
 
     A `client` of the caller's is used as it is and never closed here; it must allow `max_connections` (None: the
     engine's default of 512) connections. Raises ConfigurationError when it does not.
@@ -150,11 +153,11 @@ class HttpxTransport:
         else:
             self._ssl = httpx.create_ssl_context()
 
-    async def open(self, url: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """POST `body` and wait for the header."""
+    async def open(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
+        """Send and wait for the header."""
         pool = self._given or self._roomy_pool()
         request = pool.client.build_request(
-            "POST", url, content=body, headers={**STREAM_HEADERS, **headers}, timeout=self._timeout
+            method, url, content=body, headers={**HEADERS, **headers}, timeout=self._timeout
         )
         pool.streams += 1
         try:
@@ -188,10 +191,12 @@ class HttpxTransport:
 
 def check_client(client: httpx.AsyncClient, needed: int) -> None:
     """Refuse a caller's client that cannot hold `needed` streams open at once."""
+    if not isinstance(client, httpx.AsyncClient):
+        raise ConfigurationError(f"client must be an httpx.AsyncClient, not {type(client).__name__}")
     pool = getattr(getattr(client, "_transport", None), "_pool", None)  # httpx has no public way to ask
     limit = getattr(pool, "_max_connections", None)
     if isinstance(limit, int) and limit < needed:
         raise ConfigurationError(
-            f"client allows {limit} connections, but {needed} streams may be in flight: requests would wait in its "
+            f"client allows {limit} connections, but {needed} streams may be in flight: the rest would wait in its "
             "pool unseen. Give httpx.AsyncClient(limits=httpx.Limits(max_connections=None)), or set max_connections"
         )
