@@ -104,7 +104,9 @@ class Fenced(SnapshotError):
         self.rollout_id = rollout_id
         self.epoch = epoch
         self.current = current
-        super().__init__(f"rollout {rollout_id!r}: owner epoch {epoch} was superseded by {current}")
+        super().__init__(
+            f"rollout {rollout_id!r}: owner epoch {epoch} may not write, epoch {current} owns it"
+        )
 
 
 class ConfigurationError(LifecycleError):

@@ -59,6 +59,11 @@ class Snapshot:
     seq: int = 0
     process: str | None = None
 
+    def __post_init__(self) -> None:
+        """Prompt ids that the request has itself need not be given."""
+        if self.prompt_ids is None:
+            object.__setattr__(self, "prompt_ids", self.request.prompt_ids)
+
     @property
     def id(self) -> str:
         """The caller's id of the rollout."""

@@ -81,7 +81,13 @@ class Chart:
             "triggers": list(self.triggers),
             "meanings": {"states": dict(self.state_meanings), "triggers": dict(self.trigger_meanings)},
             "arcs": [
-                {"source": a.source, "trigger": a.trigger, "dest": a.dest, "kind": str(a.kind), "when": a.when}
+                {
+                    "source": a.source,
+                    "trigger": a.trigger,
+                    "dest": a.dest,
+                    "kind": str(a.kind),
+                    "when": a.when,
+                }
                 for a in self.arcs
             ],
         }

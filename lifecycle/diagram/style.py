@@ -76,6 +76,13 @@ HINTS: Mapping[str, Hints] = {
     "rollout": Hints(
         main=("pending", "streaming", "partial", "completed"),
         same_rank=(("completed", "failed", "discarded"),),
+        order=("pending", "partial", "completed", "aborted", "failed", "discarded", "aborting", "streaming"),
+        ports={
+            ("pending", "finish", "completed"): ("", ""),
+            ("partial", "preempt", "aborted"): ("", "nw"),
+            ("partial", "reject", "failed"): ("", "nw"),
+            ("aborted", "exhaust", "failed"): ("s", ""),
+        },
     ),
     "gate": Hints(main=("open", "pausing", "paused")),
 }

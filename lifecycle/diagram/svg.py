@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 
 from lifecycle.diagram.chart import Chart
@@ -38,8 +38,8 @@ def to_svg(chart: Chart, layer: Layer | None = None) -> str:
     _polish_nodes(drawing)
     _lift_labels(drawing)
     _frame(root, drawing, chart, layer)
-    root.insert(0, _element("desc", text=f"dot sha256 {digest(chart, layer)}"))
-    return _serialise(root)
+    root.insert(0, element("desc", f"dot sha256 {digest(chart, layer)}"))
+    return serialise(root)
 
 
 def digest(chart: Chart, layer: Layer | None = None) -> str:
@@ -68,7 +68,9 @@ def _layout(dot: str) -> bytes:
     try:
         return bytes(graphviz.render(dot, format="svg"))
     except graphviz.BackendNotAvailable as error:
-        raise ConfigurationError(f"pictures need a WebAssembly runtime, part of the analysis extra: {EXTRA}") from error
+        raise ConfigurationError(
+            f"pictures need a WebAssembly runtime, part of the analysis extra: {EXTRA}"
+        ) from error
 
 
 @functools.cache
@@ -76,11 +78,19 @@ def _font_family() -> str:
     """A sans font that is installed here. resvg draws no text at all, and says nothing, when it finds none."""
     resvg = _extra("resvg_py")
 
-    def draw(text: str, family: str) -> bytes:
-        svg = f'<svg xmlns="{_SVG}" width="40" height="20"><text x="2" y="15" font-family="{family}">{text}</text></svg>'
+    def draw(word: str, family: str) -> bytes:
+        svg = f'<svg xmlns="{_SVG}" width="40" height="20"><text x="2" y="15" font-family="{family}">{word}</text></svg>'
         return bytes(resvg.svg_to_bytes(svg_string=svg, dpi=96))
 
-    for family in ("Helvetica", "Arial", "Liberation Sans", "DejaVu Sans", "Noto Sans", "Verdana", "Open Sans"):
+    for family in (
+        "Helvetica",
+        "Arial",
+        "Liberation Sans",
+        "DejaVu Sans",
+        "Noto Sans",
+        "Verdana",
+        "Open Sans",
+    ):
         if draw("abc", family) != draw("", family):
             return family
     raise ConfigurationError(
@@ -89,25 +99,27 @@ def _font_family() -> str:
     )
 
 
-def _element(tag: str, text: str = "", **attributes: object) -> ET.Element:
+def element(tag: str, content: str = "", /, **attributes: object) -> ET.Element:
+    """One SVG element. `class_` and `font_size` become `class` and `font-size`."""
     names = {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()}
-    element = ET.Element(f"{{{_SVG}}}{tag}", names)
-    element.text = text or None
-    return element
+    made = ET.Element(f"{{{_SVG}}}{tag}", names)
+    made.text = content or None
+    return made
 
 
-def _text(x: float, y: float, text: str, **attributes: object) -> ET.Element:
+def text(x: float, y: float, content: str, **attributes: object) -> ET.Element:
+    """One line of text, its baseline starting at (x, y)."""
     values: dict[str, object] = {"font_family": FONT, "font_size": 10, "fill": INK, **attributes}
-    return _element("text", text, x=f"{x:.1f}", y=f"{y:.1f}", **values)
+    return element("text", content, x=f"{x:.1f}", y=f"{y:.1f}", **values)
 
 
 def _polish_nodes(drawing: ET.Element) -> None:
     for node in drawing.iterfind(f"{{{_SVG}}}g[@class='node']"):
         texts = list(node.iter(f"{{{_SVG}}}text"))
-        for text in texts[1:]:
-            text.set("fill", SOFT)
+        for line in texts[1:]:
+            line.set("fill", SOFT)
         for name in texts[:1]:
-            lift = 3 if len(texts) > 1 else -1
+            lift = 1 if len(texts) > 1 else -1
             name.set("y", f"{float(name.get('y', '0')) - lift:.2f}")
             name.set("font-weight", "bold")
             name.set("font-size", "14")
@@ -115,17 +127,17 @@ def _polish_nodes(drawing: ET.Element) -> None:
 
 def _lift_labels(drawing: ET.Element) -> None:
     """Move the labels of edges to the end, so that no line crosses a word, and give them a halo."""
-    labels = _element("g", class_="labels")
+    labels = element("g", class_="labels")
     for edge in drawing.iterfind(f"{{{_SVG}}}g"):
         if not edge.get("class", "").startswith("edge"):
             continue
         for parent in list(edge.iter()):
-            for text in parent.findall(f"{{{_SVG}}}text"):
-                parent.remove(text)
+            for label in parent.findall(f"{{{_SVG}}}text"):
+                parent.remove(label)
                 for name, value in (("stroke", PAPER), ("stroke-width", "3"), ("stroke-linejoin", "round")):
-                    text.set(name, value)
-                text.set("paint-order", "stroke")
-                labels.append(text)
+                    label.set(name, value)
+                label.set("paint-order", "stroke")
+                labels.append(label)
     drawing.append(labels)
 
 
@@ -134,59 +146,69 @@ def _frame(root: ET.Element, drawing: ET.Element, chart: Chart, layer: Layer | N
     width, height = (float(side) for side in root.get("viewBox", "").split()[2:])
     title = layer.title if layer else f"The {chart.name} machine"
     below = list(_legend(chart, layer, max(width, 640.0)))
-    total = height + _TITLE_HEIGHT + 12 + max((y for _, y in below), default=0.0) + 10
+    total = height + _TITLE_HEIGHT + 26 + max((y for _, y in below), default=0.0) + 10
     wide = max([width, 640.0, 20 + len(title) * 9.0])
     root.set("viewBox", f"0 0 {wide:.0f} {total:.0f}")
     root.set("width", f"{wide:.0f}")
     root.set("height", f"{total:.0f}")
-    root.insert(0, _element("rect", width="100%", height="100%", fill=PAPER))
+    root.insert(0, element("rect", width="100%", height="100%", fill=PAPER))
     shift = (wide - width) / 2
     drawing.set("transform", f"translate({shift:.1f} {_TITLE_HEIGHT}) {drawing.get('transform', '')}")
-    root.append(_text(10, 20, title, font_size=15, font_weight="bold"))
-    root.append(_text(wide - 10, 20, f"table {chart.hash}", fill=FAINT, text_anchor="end"))
-    legend = _element("g", class_="legend", transform=f"translate(10 {height + _TITLE_HEIGHT + 12:.1f})")
-    legend.extend(element for element, _ in below)
+    root.append(text(10, 20, title, font_size=15, font_weight="bold"))
+    root.append(text(wide - 10, 20, f"table {chart.hash}", fill=FAINT, text_anchor="end"))
+    legend = element("g", class_="legend", transform=f"translate(10 {height + _TITLE_HEIGHT + 26:.1f})")
+    legend.extend(made for made, _ in below)
     root.append(legend)
 
 
 def _legend(chart: Chart, layer: Layer | None, width: float) -> Iterator[tuple[ET.Element, float]]:
     """Elements of the legend, each with the y it reaches down to."""
-    swatches = layer.legend if layer else _plain_legend()
+    swatches = layer.legend if layer else _plain_legend(chart)
     x, y = 0.0, 0.0
     for colour, style, meaning in swatches:
         dash = {"dashed": "6 3", "dotted": "1.5 3"}.get(style, "none")
-        line = {"stroke": colour, "stroke_width": 2.5, "stroke_dasharray": dash}
+        line: dict[str, object] = {"stroke": colour, "stroke_width": 2.5, "stroke_dasharray": dash}
         if x + 34 + len(meaning) * _CHAR > width:
             x, y = 0.0, y + _ROW
-        yield _element("line", x1=f"{x:.1f}", x2=f"{x + 22:.1f}", y1=f"{y - 3.5:.1f}", y2=f"{y - 3.5:.1f}", **line), y
-        yield _text(x + 28, y, meaning, fill=SOFT), y
+        yield (
+            element(
+                "line", x1=f"{x:.1f}", x2=f"{x + 22:.1f}", y1=f"{y - 3.5:.1f}", y2=f"{y - 3.5:.1f}", **line
+            ),
+            y,
+        )
+        yield text(x + 28, y, meaning, fill=SOFT), y
         x += 50 + len(meaning) * _CHAR
     yield from _trigger_rows(chart, layer, width, y + _ROW + 5)
 
 
-def _plain_legend() -> Sequence[tuple[str, str, str]]:
-    return [(colour, "dotted" if colour == FAINT else "solid", text) for colour, text in COLOUR_MEANINGS]
+def _plain_legend(chart: Chart) -> list[tuple[str, str, str]]:
+    """The colours that this chart uses."""
+    used = {FAINT, *(TRIGGER_COLOUR.get(trigger, TOLD) for trigger in chart.triggers)}
+    return [(c, "dotted" if c == FAINT else "solid", meaning) for c, meaning in COLOUR_MEANINGS if c in used]
 
 
-def _trigger_rows(chart: Chart, layer: Layer | None, width: float, top: float) -> Iterator[tuple[ET.Element, float]]:
+def _trigger_rows(
+    chart: Chart, layer: Layer | None, width: float, top: float
+) -> Iterator[tuple[ET.Element, float]]:
     """The meaning of every trigger, in as many columns as fit, read downwards."""
     rows = list(chart.trigger_meanings.items())
     if not rows:
         return
-    column = max(len(name) + len(text) for name, text in rows) * _CHAR + 26
+    column = max(len(name) + len(meaning) for name, meaning in rows) * _CHAR + 26
     columns = max(1, int(width // column))
     deep = -(-len(rows) // columns)
-    for at, (name, text) in enumerate(rows):
+    for at, (name, meaning) in enumerate(rows):
         x, y = at // deep * column, top + at % deep * _ROW
-        element = _text(x, y, "")
+        line = text(x, y, "")
         colour = INK if layer else TRIGGER_COLOUR.get(name, TOLD)
-        bold = _element("tspan", name, font_weight="bold", fill=colour)
-        bold.tail = f"  {text}"
-        element.append(bold)
-        yield element, y
+        bold = element("tspan", name, font_weight="bold", fill=colour)
+        bold.tail = f"  {meaning}"
+        line.append(bold)
+        yield line, y
 
 
-def _serialise(root: ET.Element) -> str:
+def serialise(root: ET.Element) -> str:
+    """The SVG as text, one element a line."""
     ET.register_namespace("", _SVG)
     ET.register_namespace("xlink", _XLINK)
     ET.indent(root)

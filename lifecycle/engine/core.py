@@ -54,12 +54,12 @@ class Core:
         self.fenced: set[str] = set()
         self.waiters = Waiters()
         self.on_rest: list[Callable[[Rollout], None]] = []
-        self.on_launch: Callable[[Flight], None] = _unset
-        self.on_prepare: Callable[[Rollout], None] = _unset
-        self.on_abort: Callable[[Flight, float], None] = _unset
-        self.on_gone: Callable[[Flight], None] = _unset
-        self.on_malformed: Callable[[CallRef], None] = _unset
-        self.wake: Callable[[], None] = _unset
+        self.on_launch: Callable[[Flight], object] = _unset
+        self.on_prepare: Callable[[Rollout], object] = _unset
+        self.on_abort: Callable[[Flight, float], object] = _unset
+        self.on_gone: Callable[[Flight], object] = _unset
+        self.on_malformed: Callable[[CallRef], object] = _unset
+        self.wake: Callable[[], object] = _unset
 
     # -- coming in ---------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Core:
         return False
 
     def _apply(self, flight: Flight, event: StreamEvent, now: float) -> StreamEnd | None:
-        if type(event) is TokenSlice:
+        if isinstance(event, TokenSlice):
             return self._observe(flight, event, now)
         if isinstance(event, StreamEnd):
             return event
@@ -271,6 +271,7 @@ class Core:
             self._after_abort(rollout, change)
         else:
             self._rest(rollout)
+        self.waiters.news(rollout)
         self.wake()
 
     def _after_abort(self, rollout: Rollout, change: Change) -> None:

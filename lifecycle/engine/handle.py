@@ -88,6 +88,6 @@ class RolloutHandle:
 
     async def abort(
         self, *, reason: Reason | str = Reason.REQUESTED, timeout: float | None = None
-    ) -> AbortReport:  # noqa: ASYNC109  a deadline for the server, not for the call
+    ) -> AbortReport:
         """End it and wait until it is at rest; see `LifecycleEngine.abort`."""
         return await self._engine.abort([self], reason=reason, timeout=timeout)

@@ -30,6 +30,10 @@ class ReadyQueue:
         """How many rollouts are queued."""
         return len(self._valid)
 
+    def __contains__(self, rollout_id: str) -> bool:
+        """Whether a rollout is queued."""
+        return rollout_id in self._valid
+
     @property
     def waiting(self) -> int:
         """How many of them back off."""

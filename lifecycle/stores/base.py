@@ -14,16 +14,16 @@ from threading import RLock
 from typing import Self
 
 from lifecycle.codec import decode_snapshot, decode_tail, encode_snapshot, encode_tail
-from lifecycle.errors import Fenced, SnapshotCorrupt, SnapshotError
+from lifecycle.errors import Fenced, SnapshotCorrupt, SnapshotError, StoreUnavailable
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition
 from lifecycle.stores.protocol import Claim, Claimed, StoredRow
 from lifecycle.stores.rules import (
     Head,
     begins_anew,
-    extend_crc,
     head_of,
     head_with,
+    holds,
     judge_owner,
     judge_put,
     judge_tail,
@@ -47,6 +47,8 @@ class BaseStore(ABC):
         self._clock = clock
         self._renewed: dict[str, float] = {}
         self._unsure: int | None = None
+        self._unflushed = False
+        self._forgotten: SnapshotError | None = None
 
     # -- what a subclass provides --------------------------------------------------------------------------------
 
@@ -99,7 +101,9 @@ class BaseStore(ABC):
         """Raise the store's counter of epochs by one and return it."""
 
     @abstractmethod
-    def _seize(self, owner: str, epoch: int, now: float, ids: Sequence[str] | None, *, force: bool) -> list[str]:
+    def _seize(
+        self, owner: str, epoch: int, now: float, ids: Sequence[str] | None, *, force: bool
+    ) -> list[str]:
         """Give owner and epoch to everything pending that no lease holds; the ids, in order."""
 
     @abstractmethod
@@ -143,10 +147,17 @@ class BaseStore(ABC):
             return new
         judge_put(head, new, rollback=rollback)
         if not rollback and not same_prefix(head, snapshot):
-            stored = self.load(head.id)
-            if not stored.agrees_with(snapshot):
-                raise SnapshotError(f"rollout {head.id!r}: other tokens or logprobs are stored than these")
+            self._compare(head, snapshot)
         return sticky(head, new)
+
+    def _compare(self, head: Head, snapshot: Snapshot) -> None:
+        """The sums differ: look at the values. What cannot be read any more is no reason to refuse what can."""
+        try:
+            stored = self.load(head.id)
+        except SnapshotCorrupt:
+            return
+        if not stored.agrees_with(snapshot):
+            raise SnapshotError(f"rollout {head.id!r}: other tokens or logprobs are stored than these")
 
     def append(self, tail: Tail, epoch: int) -> None:
         """Store the tokens that a rollout in flight has gained since the last `put` or `append`."""
@@ -156,6 +167,8 @@ class BaseStore(ABC):
             if head is None:
                 raise SnapshotError(f"rollout {tail.id!r} is not stored; a tail needs a snapshot to follow")
             judge_tail(head, tail, epoch)
+            if not tail.tokens:
+                return
             if tail.start == head.tokens:
                 self._extend(head_with(head, tail, epoch, self._clock()), payload)
             else:
@@ -163,17 +176,13 @@ class BaseStore(ABC):
 
     def _append_overlapping(self, head: Head, tail: Tail, epoch: int) -> None:
         """A tail of which some tokens are stored already: compare these, store the others."""
-        stored, known = self.load(head.id), head.tokens - tail.start
-        held = Tail(
-            id=tail.id, attempt=tail.attempt, start=tail.start, tokens=tail.tokens[:known], logprobs=tail.logprobs[:known]
-        )
-        if not stored.covers(held):
+        known = head.tokens - tail.start
+        if not holds(self.load(head.id), tail):
             raise SnapshotError(f"rollout {head.id!r}: other tokens or logprobs are stored than this tail's")
         if known < len(tail.tokens):
-            rest = replace(tail, start=head.tokens, tokens=tail.tokens[known:], logprobs=tail.logprobs[known:])
-            if rest.text is not None:
-                text = stored.text or ""
-                rest = replace(rest, text=rest.text, text_start=min(rest.text_start, len(text)))
+            rest = replace(
+                tail, start=head.tokens, tokens=tail.tokens[known:], logprobs=tail.logprobs[known:]
+            )
             self._extend(head_with(head, rest, epoch, self._clock()), encode_tail(rest))
 
     def mark(self, rollout_id: str, disposition: Disposition, epoch: int) -> None:
@@ -181,7 +190,9 @@ class BaseStore(ABC):
         with self._writing():
             head = self._find(rollout_id)
             if head is None:
-                raise SnapshotError(f"rollout {rollout_id!r} is not stored; it cannot be marked {disposition!s}")
+                raise SnapshotError(
+                    f"rollout {rollout_id!r} is not stored; it cannot be marked {disposition!s}"
+                )
             if epoch < head.epoch:
                 raise Fenced(rollout_id, epoch, head.epoch)
             self._replace(replace(head, disposition=str(disposition), updated_at=self._clock()), None)
@@ -190,20 +201,21 @@ class BaseStore(ABC):
         """Delete a stored rollout, durably. Raises KeyError."""
         with self._writing():
             found = self._delete(rollout_id)
-            self._commit()
+            self._settle()
         if not found:
             raise KeyError(rollout_id)
 
     def flush(self) -> None:
         """Make everything written so far durable."""
         with self._guarded():
-            self._commit()
+            self._tell_forgotten()
+            self._settle()
 
     def close(self) -> None:
         """Flush, release nothing, close. Closing twice does nothing."""
         with self._guarded():
             try:
-                self._commit()
+                self._settle()
             finally:
                 self._shut()
 
@@ -211,7 +223,7 @@ class BaseStore(ABC):
 
     def load(self, rollout_id: str) -> Snapshot:
         """The stored snapshot with its tails. Raises KeyError, SnapshotCorrupt or SnapshotTooNew."""
-        with self._guarded():
+        with self._reading():
             found = self._read(rollout_id)
         if found is None:
             raise KeyError(rollout_id)
@@ -219,12 +231,12 @@ class BaseStore(ABC):
 
     def pending(self) -> Sequence[StoredRow]:
         """Everything somebody still waits for."""
-        with self._guarded():
+        with self._reading():
             return self._listing(pending=True)
 
     def rows(self) -> Sequence[StoredRow]:
         """Everything stored."""
-        with self._guarded():
+        with self._reading():
             return self._listing(pending=False)
 
     # -- owning --------------------------------------------------------------------------------------------------
@@ -233,7 +245,7 @@ class BaseStore(ABC):
         """An epoch above every one that was handed out before, durably."""
         with self._writing():
             epoch = self._next_epoch()
-            self._commit()
+            self._settle()
             return epoch
 
     def claim(
@@ -250,7 +262,7 @@ class BaseStore(ABC):
             # A commit whose answer is lost may have happened. What it gave us would be held by our own lease then,
             # and nobody would ever hear of it: the next claim takes this epoch's rollouts too.
             self._unsure = epoch
-            self._commit()
+            self._settle()
             self._unsure = None
             return claim
 
@@ -273,7 +285,7 @@ class BaseStore(ABC):
             self._set_lease(owner, self._now() + ttl)
             self._renewed[owner] = self._clock()
             held = self._owned(owner)
-            self._commit()
+            self._settle()
             return held
 
     def release(self, owner: str) -> None:
@@ -281,7 +293,7 @@ class BaseStore(ABC):
         with self._writing():
             self._set_lease(owner, None)
             self._renewed.pop(owner, None)
-            self._commit()
+            self._settle()
 
     def _leased(self, owner: str) -> bool:
         until = self._lease(owner)
@@ -299,7 +311,9 @@ class BaseStore(ABC):
     @contextmanager
     def _writing(self) -> Iterator[None]:
         with self._guarded():
+            self._tell_forgotten()
             self._begin()
+            self._unflushed = True
             yield
 
     @contextmanager
@@ -312,9 +326,37 @@ class BaseStore(ABC):
                 translated = self._translated(error)
                 if translated is None:
                     raise
-                self._renewed.clear()
-                self._rollback()
+                self._forget()
                 raise translated from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Like `_guarded`, for a caller who may not be the one whose writes are undone with the transaction."""
+        with self._lock:
+            unflushed = self._unflushed
+            try:
+                with self._guarded():
+                    yield
+            except StoreUnavailable as error:
+                if unflushed:
+                    self._forgotten = error
+                raise
+
+    def _forget(self) -> None:
+        self._rollback()
+        self._renewed.clear()
+        self._unflushed = False
+        self._forgotten = None
+
+    def _tell_forgotten(self) -> None:
+        """Raise to the writer what undid its writes in somebody else's call."""
+        error, self._forgotten = self._forgotten, None
+        if error is not None:
+            raise error
+
+    def _settle(self) -> None:
+        self._commit()
+        self._unflushed = False
 
     def __enter__(self) -> Self:
         """Nothing to do: a store is open from the start."""

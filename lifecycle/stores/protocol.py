@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from lifecycle.errors import SnapshotError
+from lifecycle.errors import SnapshotError, SnapshotTooNew
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition
 
@@ -42,6 +42,16 @@ class StoredRow:
     updated_at: float
 
 
+class StoreTooNew(SnapshotTooNew):
+    """The whole store was written by a newer version than this."""
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        super().__init__(where, found, known)
+        self.args = (
+            f"store {where} has schema {found}, this version reads up to {known}; upgrade rollout-lifecycle",
+        )
+
+
 @runtime_checkable
 class SnapshotStore(Protocol):
     """Durable snapshots with owner epochs.
@@ -50,15 +60,28 @@ class SnapshotStore(Protocol):
     nothing. Within an epoch only extensions are accepted: more tokens, or a later state; the same again is a no-op;
     a contradiction (other tokens at the same place) raises SnapshotError. Fewer tokens are accepted only with
     `rollback=True` (a logged `dropped_tokens`). Writes become durable, all or none, at `flush`.
-    Trouble of the store itself raises StoreUnavailable; the caller tries again.
+    Trouble of the store itself raises StoreUnavailable and forgets everything since the last `flush`; the caller
+    tries all of that again, which is harmless where the writes had become durable after all.
+
+    Epochs come from one counter in the store (`new_epoch`, `claim`), so two processes never hold the same one. A put
+    with a higher epoch than is stored begins a new life under an old id, once no living owner's lease holds it; so
+    does, in the same epoch, the put of a fresh rollout (pending, attempt 0) over one that has ended.
+    Leases are kept per owner, not per rollout: a write extends its owner's, and renewing costs one row.
     """
+
+    def new_epoch(self) -> int:
+        """An epoch above every one handed out before, durably: for the rollouts that a process submits itself."""
+        ...
 
     def put(self, snapshot: Snapshot, epoch: int, *, owner: str, ttl: float, rollback: bool = False) -> None:
         """Store a whole snapshot; it takes the place of what was stored, tails included."""
         ...
 
     def append(self, tail: Tail, epoch: int) -> None:
-        """Store the tokens that a rollout in flight has gained since the last `put` or `append`."""
+        """Store the tokens that a rollout in flight has gained since the last `put` or `append`.
+
+        A tail that overlaps what is stored is compared and cut; one that leaves a gap raises SnapshotError.
+        """
         ...
 
     def load(self, rollout_id: str) -> Snapshot:
@@ -66,7 +89,10 @@ class SnapshotStore(Protocol):
         ...
 
     def pending(self) -> Sequence[StoredRow]:
-        """Everything not final, or final and without a disposition that ends it (delivered, filtered, stale)."""
+        """Everything somebody still waits for.
+
+        That is: not final, or completed or failed without a disposition that ends it (delivered, filtered, stale).
+        """
         ...
 
     def rows(self) -> Sequence[StoredRow]:
@@ -78,24 +104,26 @@ class SnapshotStore(Protocol):
     ) -> Claim:
         """Become the owner of everything pending that nobody's lease holds (`force`: also of what a lease holds).
 
-        Raises every claimed rollout's epoch by one, durably, before it returns. `ttl` is in seconds.
+        Every claimed rollout gets a new, higher epoch, durably, before it returns; what was written before is
+        flushed first. `ids` restricts the claim. `ttl` is in seconds. An owner's own rollouts are held by its own
+        lease like any other's.
         """
         ...
 
     def renew(self, owner: str, ttl: float) -> int:
-        """Extend the owner's leases to `ttl` seconds from now; returns how many it still holds."""
+        """Extend the owner's lease to `ttl` seconds from now, durably; returns how many pending rollouts it holds."""
         ...
 
     def release(self, owner: str) -> None:
-        """Give up all leases of `owner`, so that others need not wait for their expiry."""
+        """Give up the lease of `owner`, durably, so that others need not wait for its expiry."""
         ...
 
     def mark(self, rollout_id: str, disposition: Disposition, epoch: int) -> None:
-        """Write down what became of a rollout."""
+        """Write down what became of a rollout. Raises SnapshotError where it is not stored."""
         ...
 
     def discard(self, rollout_id: str) -> None:
-        """Delete a stored rollout, for good. Raises KeyError."""
+        """Delete a stored rollout, durably. Raises KeyError."""
         ...
 
     def flush(self) -> None:

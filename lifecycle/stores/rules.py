@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from lifecycle.errors import Fenced, SnapshotCorrupt, SnapshotError
+from lifecycle.rollout import same_logprob
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import FINAL_STATES, Disposition, RolloutState
 
@@ -84,11 +85,15 @@ def begins_anew(head: Head, snapshot: Snapshot, epoch: int) -> bool:
 def judge_put(head: Head, new: Head, *, rollback: bool) -> None:
     """Raise SnapshotError where `new` is no extension of `head`, as far as heads can tell."""
     if head.state in FINAL_STATES and new.state != head.state:
-        raise SnapshotError(f"rollout {head.id!r} is stored as {head.state!r}, which is final; refused {new.state!r}")
+        raise SnapshotError(
+            f"rollout {head.id!r} is stored as {head.state!r}, which is final; refused {new.state!r}"
+        )
     if rollback:
         return
     if new.attempt < head.attempt:
-        raise SnapshotError(f"rollout {head.id!r}: attempt {new.attempt} after attempt {head.attempt} was stored")
+        raise SnapshotError(
+            f"rollout {head.id!r}: attempt {new.attempt} after attempt {head.attempt} was stored"
+        )
     if new.tokens < head.tokens:
         raise SnapshotError(
             f"rollout {head.id!r}: {new.tokens} tokens where {head.tokens} are stored; only a rollback may drop tokens"
@@ -102,6 +107,13 @@ def same_prefix(head: Head, snapshot: Snapshot) -> bool:
         extend_crc(snapshot.tokens[:count]) == head.token_crc
         and extend_crc(snapshot.logprobs[:count]) == head.logprob_crc
     )
+
+
+def holds(snapshot: Snapshot, tail: Tail) -> bool:
+    """Whether the tokens of `tail` that `snapshot` has too are the same there."""
+    end = tail.start + len(tail.tokens)
+    tokens, logprobs = snapshot.tokens[tail.start : end], snapshot.logprobs[tail.start : end]
+    return tokens == tail.tokens[: len(tokens)] and all(map(same_logprob, logprobs, tail.logprobs))
 
 
 def sticky(head: Head, new: Head) -> Head:
@@ -124,7 +136,9 @@ def judge_tail(head: Head, tail: Tail, epoch: int) -> None:
             f"rollout {head.id!r}: a tail starts at token {tail.start}, only {head.tokens} are stored"
         )
     if head.state in FINAL_STATES and tail.start + len(tail.tokens) > head.tokens:
-        raise SnapshotError(f"rollout {head.id!r} is stored as {head.state!r}, which is final; refused a tail")
+        raise SnapshotError(
+            f"rollout {head.id!r} is stored as {head.state!r}, which is final; refused a tail"
+        )
 
 
 def head_with(head: Head, tail: Tail, epoch: int, now: float) -> Head:

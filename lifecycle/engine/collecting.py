@@ -1,0 +1,349 @@
+"""Collecting whole groups: admit, watch, judge, stop, carry. What counts as what is decided in `lifecycle.collect`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+
+from lifecycle.collect import Target, Verdict, check_group, is_settled, is_whole
+from lifecycle.engine.reports import AbortReport
+from lifecycle.errors import ConfigurationError, DuplicateRollout, EngineClosed, StoreUnavailable
+from lifecycle.log.records import (
+    GroupCarried,
+    GroupDelivered,
+    GroupFailed,
+    GroupFiltered,
+    GroupRecord,
+    GroupSettled,
+    GroupStale,
+)
+from lifecycle.request import RolloutRequest
+from lifecycle.rollout import Rollout
+from lifecycle.snapshot import Snapshot, take
+from lifecycle.states import Disposition, Reason, RolloutState
+
+if TYPE_CHECKING:
+    from lifecycle.engine.engine import LifecycleEngine
+
+Filter = Callable[[list[Snapshot]], "bool | Awaitable[bool]"]
+GroupItem = Sequence[RolloutRequest | Snapshot]
+Source = Iterable[GroupItem] | AsyncIterable[GroupItem]
+Members = tuple[Snapshot, ...]
+LOOK_AGAIN_SECONDS = 0.5
+
+GROUP_RECORDS: dict[Verdict, type[GroupRecord]] = {
+    Verdict.DELIVER: GroupDelivered,
+    Verdict.SURPLUS: GroupCarried,
+    Verdict.FAILED: GroupFailed,
+    Verdict.FILTERED: GroupFiltered,
+    Verdict.STALE: GroupStale,
+}
+DISPOSITIONS: dict[Verdict, Disposition] = {
+    Verdict.DELIVER: Disposition.DELIVERED,
+    Verdict.SURPLUS: Disposition.CARRIED,
+    Verdict.FAILED: Disposition.DELIVERED,
+    Verdict.FILTERED: Disposition.FILTERED,
+    Verdict.STALE: Disposition.STALE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one `collect` came to; a group is a tuple of snapshots in the order of their `index`.
+
+    `groups` are delivered: every member completed, accepted by the filter. `carried` go on in the next call (whole
+    surplus groups, delivered first then, and unfinished ones). `failed` have a failed or discarded member,
+    `filtered` were refused by the filter, `stale` were too old. `reached` says whether the target was reached.
+    `report` tells how the aborts at the stop went.
+    """
+
+    groups: tuple[Members, ...]
+    carried: tuple[Members, ...]
+    failed: tuple[Members, ...]
+    filtered: tuple[Members, ...]
+    stale: tuple[Members, ...]
+    reached: bool
+    report: AbortReport | None
+
+
+@dataclass(slots=True, eq=False)
+class LiveGroup:
+    """The n rollouts of one prompt, and when they came in (monotonic seconds)."""
+
+    id: str
+    members: list[Rollout]
+    began: float
+    judging: bool = False
+
+    @property
+    def states(self) -> list[RolloutState]:
+        """The members' states."""
+        return [member.state for member in self.members]
+
+    @property
+    def resting(self) -> bool:
+        """No member will move by itself."""
+        return all(member.at_rest for member in self.members)
+
+
+class Collector:
+    """Keeps the groups that were carried between calls; runs one `collect` at a time."""
+
+    def __init__(self, engine: LifecycleEngine) -> None:
+        self._engine = engine
+        self.carried: dict[str, LiveGroup] = {}
+        self.pushed_back: list[GroupItem] = []
+        self._busy = False
+
+    def adopt(self, rollouts: Sequence[Rollout]) -> None:
+        """Groups that came back from the store are carried; incomplete ones are completed by their source."""
+        now = self._engine.core.clock.monotonic()
+        for rollout in rollouts:
+            group = self.carried.setdefault(rollout.request.group, LiveGroup(rollout.request.group, [], now))
+            if rollout not in group.members:
+                group.members.append(rollout)
+                group.members.sort(key=lambda member: member.request.index)
+
+    async def collect(
+        self, source: Source, *, target: int | None, accept: Filter | None, max_groups: int | None
+    ) -> Batch:
+        """See `LifecycleEngine.collect`."""
+        if self._busy:
+            raise ConfigurationError("collect is already running on this engine; await it first")
+        if max_groups is not None and max_groups < 1:
+            raise ConfigurationError(f"max_groups must be at least 1, or None, not {max_groups}")
+        self._busy = True
+        call = Collection(self._engine, self, Target(target), accept, max_groups)
+        self._engine.core.on_rest.append(call.heard)
+        try:
+            return await call.run(source)
+        except BaseExceptionGroup as group:
+            raise _only(group) from None
+        finally:
+            self._engine.core.on_rest.remove(call.heard)
+            self._busy = False
+
+
+class Collection:
+    """One call of `collect`."""
+
+    def __init__(
+        self,
+        engine: LifecycleEngine,
+        collector: Collector,
+        target: Target,
+        accept: Filter | None,
+        max_groups: int | None,
+    ) -> None:
+        self._engine = engine
+        self._core = engine.core
+        self._carried = collector.carried
+        self._pushed_back = collector.pushed_back
+        self._target = target
+        self._accept = accept
+        self._max_groups = max_groups
+        self._live: dict[str, LiveGroup] = {}
+        self._doors: dict[Verdict, list[LiveGroup]] = {verdict: [] for verdict in Verdict}
+        self._news = anyio.Event()
+        self._exhausted = False
+
+    def heard(self, _rollout: Rollout) -> None:
+        """A rollout came to rest."""
+        self._news.set()
+
+    async def run(self, source: Source) -> Batch:
+        """Admit and judge until the stop decision or until nothing can change any more, then carry the rest."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._take_carried()
+                tasks.start_soon(self._feed, source)
+                await self._watch(tasks)
+                tasks.cancel_scope.cancel()
+            report = await self._stop()
+            return await self._leave(report)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._stop()
+                await self._give_back()
+            raise
+
+    # -- in ----------------------------------------------------------------------------------------------------
+
+    def _take_carried(self) -> None:
+        complete = [g for g in self._carried.values() if len(g.members) == g.members[0].request.group_size]
+        complete.sort(key=lambda group: not is_whole(group.states))
+        for group in complete:
+            if self._target.stopped:
+                return
+            del self._carried[group.id]
+            self._begin(group)
+
+    def _begin(self, group: LiveGroup) -> None:
+        self._live[group.id] = group
+        for member in group.members:
+            if member.disposition is Disposition.CARRIED and member.at_rest:
+                member.disposition = Disposition.NONE
+            self._engine.go_on(member)
+        self._news.set()
+
+    def _admit(self, item: GroupItem) -> None:
+        group_id = check_group(item)
+        if group_id in self._live:
+            raise DuplicateRollout(item[0].id, "being collected")
+        began = self._core.clock.monotonic()
+        known = self._carried.get(group_id)
+        held = {} if known is None else {member.id: member for member in known.members}
+        for one in item:
+            alive = self._core.rollouts.get(one.id)
+            if alive is not None and one.id not in held and not (isinstance(one, Snapshot) and alive.at_rest):
+                raise DuplicateRollout(one.id, str(alive.state))
+        self._carried.pop(group_id, None)
+        members = [held.get(one.id) or self._engine.submit(one).rollout for one in item]
+        self._begin(LiveGroup(group_id, members, began))
+
+    async def _feed(self, source: Source) -> None:
+        while self._pushed_back and not self._target.stopped:
+            self._admit(self._pushed_back.pop(0))
+        groups = aiter(source) if isinstance(source, AsyncIterable) else _as_async(iter(source))
+        while await self._wait_for_room():
+            try:
+                item = await anext(groups)
+            except StopAsyncIteration:
+                break
+            if self._target.stopped:
+                self._pushed_back.append(item)
+                return
+            self._admit(item)
+        self._exhausted = True
+        self._news.set()
+
+    async def _wait_for_room(self) -> bool:
+        """True when another group may come in, False when none may come any more."""
+        while not self._target.stopped and not self._core.outage.expired(self._core.clock.monotonic()):
+            if self._room():
+                return True
+            with anyio.move_on_after(LOOK_AGAIN_SECONDS):
+                await self._news.wait()
+        return False
+
+    def _room(self) -> bool:
+        if self._max_groups is not None and len(self._live) >= self._max_groups:
+            return False
+        try:
+            self._core.recorder.storage.admit()
+        except StoreUnavailable:
+            return False
+        return self._core.load < self._core.settings.max_in_flight
+
+    # -- through -----------------------------------------------------------------------------------------------
+
+    async def _watch(self, tasks: anyio.abc.TaskGroup) -> None:
+        while not self._target.stopped:
+            self._news = anyio.Event()
+            for group in [g for g in self._live.values() if not g.judging and is_settled(g.states)]:
+                self._settled(group, tasks)
+            if self._target.stopped or self._nothing_moves():
+                return
+            await self._news.wait()
+            if self._core.closing:
+                raise EngineClosed("the engine was closed while collecting")
+
+    def _nothing_moves(self) -> bool:
+        return self._exhausted and all(group.resting and not group.judging for group in self._live.values())
+
+    def _settled(self, group: LiveGroup, tasks: anyio.abc.TaskGroup) -> None:
+        ends = [member.entered_at for member in group.members]
+        self._core.recorder.group(
+            GroupSettled, group.members, began=group.began, straggler_s=round(max(ends) - min(ends), 6)
+        )
+        if self._accept is None or not is_whole(group.states):
+            self._judge(group, accepted=True)
+            return
+        group.judging = True
+        tasks.start_soon(self._ask_filter, group, self._accept)
+
+    async def _ask_filter(self, group: LiveGroup, accept: Filter) -> None:
+        answer = accept([self._snapshot(member) for member in group.members])
+        accepted = await answer if inspect.isawaitable(answer) else answer
+        group.judging = False
+        self._judge(group, accepted=bool(accepted))
+        self._news.set()
+
+    def _judge(self, group: LiveGroup, *, accepted: bool) -> None:
+        stale = any(self._core.too_stale(member) for member in group.members)
+        verdict = self._target.judge(group.states, accepted=accepted, stale=stale)
+        del self._live[group.id]
+        self._doors[verdict].append(group)
+
+    def _snapshot(self, member: Rollout) -> Snapshot:
+        return take(member, self._engine.process_id)
+
+    # -- out ---------------------------------------------------------------------------------------------------
+
+    async def _stop(self) -> AbortReport | None:
+        unfinished = [m for group in self._live.values() for m in group.members if not m.at_rest]
+        if not unfinished:
+            return None
+        return await self._engine.abort_rollouts(unfinished, Reason.OVER_SAMPLED)
+
+    async def _leave(self, report: AbortReport | None) -> Batch:
+        """Let every group out through its door. Shielded: what is written down as delivered reaches the caller."""
+        with anyio.CancelScope(shield=True):
+            for group in list(self._live.values()):
+                group.judging = False
+                failed = is_settled(group.states) and not is_whole(group.states)
+                self._doors[Verdict.FAILED if failed else Verdict.SURPLUS].append(group)
+            self._live.clear()
+            gone: dict[Verdict, tuple[Members, ...]] = {}
+            for verdict in Verdict:
+                gone[verdict] = await self._let_out(verdict, self._doors.pop(verdict))
+        return Batch(
+            groups=gone[Verdict.DELIVER],
+            carried=gone[Verdict.SURPLUS],
+            failed=gone[Verdict.FAILED],
+            filtered=gone[Verdict.FILTERED],
+            stale=gone[Verdict.STALE],
+            reached=self._target.wanted is None or self._target.stopped,
+            report=report,
+        )
+
+    async def _let_out(self, verdict: Verdict, groups: list[LiveGroup]) -> tuple[Members, ...]:
+        members = [member for group in groups for member in group.members]
+        if verdict is Verdict.SURPLUS:
+            for member in members:
+                member.carries += 1
+        await self._engine.deliver(members, DISPOSITIONS[verdict])
+        kept = [group for group in groups if not any(m.id in self._core.fenced for m in group.members)]
+        for group in kept:
+            self._core.recorder.group(GROUP_RECORDS[verdict], group.members, began=group.began)
+            if verdict is Verdict.SURPLUS:
+                self._carried[group.id] = group
+        return tuple(tuple(self._snapshot(member) for member in group.members) for group in kept)
+
+    async def _give_back(self) -> None:
+        """The call itself was cancelled or failed: nothing was delivered, everything is carried."""
+        groups = [*self._live.values(), *(group for groups in self._doors.values() for group in groups)]
+        self._live.clear()
+        for group in groups:
+            group.judging = False
+        await self._let_out(Verdict.SURPLUS, groups)
+
+
+async def _as_async(groups: Iterator[GroupItem]) -> AsyncIterator[GroupItem]:
+    for group in groups:
+        yield group
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception in a group of one; the group itself otherwise."""
+    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
+        inner = group.exceptions[0]
+        if not isinstance(inner, BaseExceptionGroup):
+            return inner
+        group = inner
+    return group
