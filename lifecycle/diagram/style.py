@@ -76,13 +76,15 @@ HINTS: Mapping[str, Hints] = {
     "rollout": Hints(
         main=("pending", "streaming", "partial", "completed"),
         same_rank=(("completed", "failed", "discarded"),),
-        order=("pending", "partial", "completed", "aborted", "failed", "discarded", "aborting", "streaming"),
+        order=("discarded", "failed", "completed", "partial", "streaming", "aborting", "aborted", "pending"),
         ports={
-            ("pending", "finish", "completed"): ("", ""),
-            ("partial", "preempt", "aborted"): ("", "nw"),
+            ("pending", "abort", "aborted"): ("", "sw"),
+            ("partial", "preempt", "aborted"): ("", ""),
             ("partial", "reject", "failed"): ("", "nw"),
-            ("aborted", "exhaust", "failed"): ("s", ""),
+            ("aborting", "reject", "failed"): ("ne", ""),
+            ("aborted", "exhaust", "failed"): ("se", ""),
         },
+        ranksep=0.5,
     ),
     "gate": Hints(main=("open", "pausing", "paused")),
 }

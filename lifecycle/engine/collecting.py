@@ -79,6 +79,7 @@ class LiveGroup:
     members: list[Rollout]
     began: float
     judging: bool = False
+    announced: bool = False
 
     @property
     def states(self) -> list[RolloutState]:
@@ -257,10 +258,11 @@ class Collection:
         return self._exhausted and all(group.resting and not group.judging for group in self._live.values())
 
     def _settled(self, group: LiveGroup, tasks: anyio.abc.TaskGroup) -> None:
-        ends = [member.entered_at for member in group.members]
-        self._core.recorder.group(
-            GroupSettled, group.members, began=group.began, straggler_s=round(max(ends) - min(ends), 6)
-        )
+        if not group.announced:
+            group.announced = True
+            ends = [member.entered_at for member in group.members]
+            straggler = round(max(ends) - min(ends), 6)
+            self._core.recorder.group(GroupSettled, group.members, began=group.began, straggler_s=straggler)
         if self._accept is None or not is_whole(group.states):
             self._judge(group, accepted=True)
             return

@@ -84,7 +84,7 @@ class ScriptedBackend:
                     yield [step.end] if step.end is not None else []
                     return
                 else:
-                    batch = [step] if not isinstance(step, list | tuple) else list(step)
+                    batch = list(step) if isinstance(step, Sequence) else [step]
                     await anyio.lowlevel.checkpoint()
                     yield batch
                     if any(isinstance(event, StreamEnd) for event in batch):
