@@ -135,10 +135,10 @@ class LifecycleEngine:
             core.request_abort(rollout, reason, by_caller=False, timeout=self.settings.close_timeout)
         core.servers_paused = False
         await self._rested(live)
-        core.recorder.stopped(str(reason), core.rollouts.values())
         try:
             await core.recorder.storage.close()
         finally:
+            core.recorder.stopped(str(reason), core.rollouts.values())
             self._journal.close()
 
     # -- rollouts ----------------------------------------------------------------------------------------------

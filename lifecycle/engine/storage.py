@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from lifecycle.engine.settings import EngineSettings
-from lifecycle.errors import LifecycleError
 from lifecycle.log.journal import Journal
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition
 from lifecycle.stores.protocol import Claim, SnapshotStore
-from lifecycle.stores.writer import StoreWriter
+from lifecycle.stores.writer import StoreWriter, WriterSettings
+
+T = TypeVar("T")
 
 
 class Storage:
@@ -29,8 +32,8 @@ class Storage:
             self.writer = StoreWriter(
                 store,
                 owner=journal.identity.process_id,
-                ttl=settings.lease_seconds,
                 journal=journal,
+                settings=WriterSettings(ttl=settings.lease_seconds),
                 on_fenced=self._fenced.append,
                 on_error=lambda rollout_id, error: self._errors.append((rollout_id, error)),
             )
@@ -62,24 +65,14 @@ class Storage:
 
     async def durable(self) -> None:
         """Wait until everything queued so far is on disk."""
-        if self.writer is None:
-            return
-        future = self.writer.flush()
-        if future.done():
-            future.result()
-            return
-        await anyio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+        if self.writer is not None:
+            await _outcome(self.writer.flush())
 
     async def claim(self, *, force: bool) -> Claim:
         """Become the owner of what is stored and unfinished."""
         if self.writer is None:
             return Claim(())
-        return await anyio.to_thread.run_sync(lambda: self._claim(force))
-
-    def _claim(self, force: bool) -> Claim:
-        if self.writer is None:
-            raise LifecycleError("no store")
-        return self.writer.claim(force=force)
+        return await _outcome(self.writer.claim(force=force))
 
     def take_fenced(self) -> list[str]:
         """Ids that another owner has taken over since the last call."""
@@ -105,3 +98,9 @@ class Storage:
             return
         writer = self.writer
         await anyio.to_thread.run_sync(lambda: writer.close(self._settings.close_timeout))
+
+
+async def _outcome(future: Future[T]) -> T:
+    if not future.done():
+        await anyio.to_thread.run_sync(wait_for, [future], abandon_on_cancel=True)
+    return future.result()

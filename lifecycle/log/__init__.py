@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from lifecycle.log.journal import Journal
+from lifecycle.log.journal import Journal, shorten
 from lifecycle.log.reader import Damaged, LogLine, read_log
 from lifecycle.log.records import RECORD_TYPES, SCHEMA_VERSION, Record
 from lifecycle.log.writer import LineWriter
