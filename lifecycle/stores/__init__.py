@@ -5,6 +5,7 @@ from __future__ import annotations
 from lifecycle.stores.memory import MemoryStore
 from lifecycle.stores.postgres import PostgresStore
 from lifecycle.stores.protocol import Claim, Claimed, SnapshotStore, StoredRow, StoreTooNew
+from lifecycle.stores.settings import WriterSettings
 from lifecycle.stores.sqlite import SqliteStore
 from lifecycle.stores.writer import StoreWriter
 
@@ -18,4 +19,5 @@ __all__ = [
     "StoreTooNew",
     "StoreWriter",
     "StoredRow",
+    "WriterSettings",
 ]

@@ -6,79 +6,26 @@ the rollouts that are alive and no more; new ones are refused by `admit` once th
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import Condition, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lifecycle.errors import Fenced, SnapshotError, StoreUnavailable
-from lifecycle.log import Journal, shorten
+from lifecycle.log import Journal, Record
+from lifecycle.log.journal import shorten
 from lifecycle.log.records import SnapshotFailed, SnapshotSaved
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition
 from lifecycle.stores.backlog import Backlog, Entry
 from lifecycle.stores.protocol import Claim, SnapshotStore
+from lifecycle.stores.saving import Saver, Tally
+from lifecycle.stores.settings import DEFAULT_SETTINGS, SystemClock, WriterClock, WriterSettings
+
+__all__ = ["StoreWriter", "WriterSettings"]
 
 T = TypeVar("T")
-DEFAULT_TTL = 30.0
-
-
-class WriterClock(Protocol):
-    """Time as the writer sees it; a test brings its own."""
-
-    def monotonic(self) -> float:
-        """Seconds that never go back."""
-        ...
-
-    def wall(self) -> float:
-        """Seconds since the epoch."""
-        ...
-
-    def wait(self, condition: Condition, timeout: float | None) -> None:
-        """Wait on a condition that is held, at most `timeout` seconds."""
-        ...
-
-
-class SystemClock:
-    """The real time."""
-
-    def monotonic(self) -> float:
-        """Seconds that never go back."""
-        return time.monotonic()
-
-    def wall(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
-
-    def wait(self, condition: Condition, timeout: float | None) -> None:
-        """Wait on a condition that is held, at most `timeout` seconds."""
-        condition.wait(timeout)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterSettings:
-    """How a writer works; times in seconds.
-
-    `linger` is how long a first write waits for company, unless somebody waits for a flush. Leases last `ttl` and
-    are renewed after a third of it. After a failure the same group is tried again after `retry_initial`, then twice
-    as long each time up to `retry_max`. `admit` refuses from `max_operations` entries or `max_bytes` on. One group
-    holds at most `group_operations` entries and about `group_bytes`.
-    """
-
-    ttl: float = DEFAULT_TTL
-    linger: float = 0.05
-    retry_initial: float = 0.1
-    retry_max: float = 5.0
-    max_operations: int = 16_384
-    max_bytes: int = 512 * 1024 * 1024
-    group_operations: int = 2048
-    group_bytes: int = 64 * 1024 * 1024
-
-
-DEFAULT_SETTINGS = WriterSettings()
 
 
 def _ignore(*_: object) -> None:
@@ -116,11 +63,10 @@ class StoreWriter:
         self._condition = Condition()
         self._backlog = Backlog()
         self._group: list[Entry] = []
+        self._group_bytes = 0
+        self._saver = Saver(store, owner, settings.ttl, self._journal)
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._flushes: deque[tuple[int, Future[None]]] = deque()
-        self._session: int | None = None
-        self._claimed: dict[str, int] = {}
-        self._fenced: dict[str, int] = {}
         self._first_at: float | None = None
         self._retry_at: float | None = None
         self._renew_at: float | None = None
@@ -232,8 +178,7 @@ class StoreWriter:
             self._condition.notify_all()
 
     def _waiting(self) -> tuple[int, int]:
-        size = self._backlog.size + sum(entry.size for entry in self._group)
-        return len(self._backlog) + len(self._group), size
+        return len(self._backlog) + len(self._group), self._backlog.size + self._group_bytes
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -304,6 +249,7 @@ class StoreWriter:
     def _fill(self) -> None:
         if not self._group and self._ripe():
             self._group = self._backlog.take(self.settings.group_operations, self.settings.group_bytes)
+            self._group_bytes = sum(entry.size for entry in self._group)
             self._first_at = self._clock.monotonic() if self._backlog else None
 
     def _answer(self, job: Callable[[], Any], future: Future[Any]) -> None:
@@ -311,24 +257,18 @@ class StoreWriter:
             return
         try:
             future.set_result(job())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  it belongs to whoever holds the future
             future.set_exception(error)
 
     def _claim(self, ids: Sequence[str] | None, *, force: bool) -> Claim:
-        if self._renew_at is not None:
-            # What is ours stays ours: without this, a lease of our own that ran out would have us claim from
-            # ourselves, and fence the copies that are alive here.
-            self.store.renew(self.owner, self.settings.ttl)
-        claim = self.store.claim(self.owner, self.settings.ttl, ids=ids, force=force)
-        for claimed in claim.claimed:
-            self._claimed[claimed.snapshot.id] = claimed.epoch
+        claim = self._saver.claim(ids, force=force)
         self._schedule_renewal()
         return claim
 
     def _renew(self) -> None:
         try:
-            self.store.renew(self.owner, self.settings.ttl)
-        except Exception as error:  # the lease runs out meanwhile; fencing keeps that safe
+            self._saver.renew()
+        except Exception as error:  # noqa: BLE001  the lease runs out meanwhile; fencing keeps that safe
             self._note(error)
             self._renew_at = self._clock.monotonic() + min(self.settings.retry_max, self.settings.ttl / 3)
         else:
@@ -340,66 +280,39 @@ class StoreWriter:
     def _save(self) -> None:
         began = self._clock.monotonic()
         try:
-            if self._session is None:
-                self._session = self.store.new_epoch()
-            tally = self._apply()
-            self._journal.flush()
-            self.store.flush()
-        except Exception as error:
+            tally = self._saver.save(tuple(self._group), self._refuse)
+        except Exception as error:  # noqa: BLE001  whatever the store's trouble is: it is told, and tried again
             self._fail(error)
-            return
-        self._succeed(tally, self._clock.monotonic() - began)
+        else:
+            self._succeed(tally, self._clock.monotonic() - began)
 
-    def _apply(self) -> _Tally:
-        tally = _Tally()
-        for entry in list(self._group):
-            try:
-                self._write(entry, tally)
-            except StoreUnavailable:
-                raise
-            except Fenced as error:
-                self._drop(entry, "fenced", error)
-            except Exception as error:
-                self._drop(entry, "refused", error)
-        return tally
-
-    def _write(self, entry: Entry, tally: _Tally) -> None:
-        epoch = entry.epoch or self._claimed.get(entry.id) or self._session or 0
-        if epoch <= self._fenced.get(entry.id, -1):
-            return
-        entry.condense()
-        if entry.snapshot is not None:
-            self.store.put(
-                entry.snapshot, epoch, owner=self.owner, ttl=self.settings.ttl, rollback=entry.rollback
-            )
-        for tail in entry.tails:
-            self.store.append(tail, epoch)
-        if entry.disposition is not None:
-            self.store.mark(entry.id, entry.disposition, epoch)
-        tally.add(entry)
-
-    def _drop(self, entry: Entry, kind: str, error: Exception) -> None:
+    def _refuse(self, entry: Entry, error: Exception) -> None:
         """Never again this one; the others of the group go on."""
+        fenced = isinstance(error, Fenced)
         with self._condition:
             self._group.remove(entry)
-            self._counts[kind] += 1
-        if isinstance(error, Fenced):
-            self._fenced[entry.id] = error.epoch
-            self._on_fenced(entry.id)
-        else:
+            self._group_bytes -= entry.size
+            self._counts["fenced" if fenced else "refused"] += 1
+        if not fenced:
             self._note(error)
-            self._on_error(entry.id, error)
+        try:
+            if fenced:
+                self._on_fenced(entry.id)
+            else:
+                self._on_error(entry.id, error)
+        except Exception as bug:  # noqa: BLE001  a caller's callback is no reason to stop saving
+            self._note(bug)
 
-    def _succeed(self, tally: _Tally, duration: float) -> None:
+    def _succeed(self, tally: Tally, duration: float) -> None:
         if self._renew_at is None:
             self._schedule_renewal()
         with self._condition:
             self._counts["saved"] += len(self._group)
             self._counts["groups"] += 1
-            self._group = []
+            self._group, self._group_bytes = [], 0
             self._tries, self._retry_at = 0, None
             backlog = len(self._backlog)
-        self._journal.emit(
+        self._emit(
             SnapshotSaved(
                 **self._stamp(),
                 snapshots=tally.snapshots,
@@ -419,7 +332,7 @@ class StoreWriter:
             self._retry_at = self._clock.monotonic() + pause
             waiting, _ = self._waiting()
         self._note(error)
-        self._journal.emit(
+        self._emit(
             SnapshotFailed(
                 **self._stamp(),
                 operations=len(self._group),
@@ -433,6 +346,12 @@ class StoreWriter:
     def _note(self, error: Exception) -> None:
         with self._condition:
             self._last_error = str(error) if isinstance(error, SnapshotError) else repr(error)
+
+    def _emit(self, record: Record) -> None:
+        try:
+            self._journal.emit(record)
+        except Exception as error:  # noqa: BLE001  a log that cannot be written shows at the next flush
+            self._note(error)
 
     def _stamp(self) -> dict[str, Any]:
         identity = self._journal.identity
@@ -452,11 +371,11 @@ class StoreWriter:
                 future.set_result(None)
 
     def _release(self) -> None:
-        if self._renew_at is None or self._stopped is not None:
+        if self._stopped is not None:
             return
         try:
-            self.store.release(self.owner)
-        except Exception as error:  # the leases run out by themselves
+            self._saver.release()
+        except Exception as error:  # noqa: BLE001  the leases run out by themselves
             self._note(error)
 
     def _stop(self, error: StoreUnavailable) -> None:
@@ -470,19 +389,3 @@ class StoreWriter:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
         self._condition.notify_all()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What one group held."""
-
-    snapshots: int = 0
-    tails: int = 0
-    marks: int = 0
-    size: int = 0
-
-    def add(self, entry: Entry) -> None:
-        self.snapshots += entry.snapshot is not None
-        self.tails += len(entry.tails)
-        self.marks += entry.disposition is not None
-        self.size += entry.size
