@@ -31,6 +31,7 @@ class Subject:
         return self.client.post(self.url + path, json={} if body is None else body)
 
     def get(self, path: str) -> httpx.Response:
+        """A read-only call."""
         return self.client.get(self.url + path)
 
     def load(self) -> tuple[int, int]:
@@ -144,10 +145,12 @@ class Stream:
 
     @property
     def tokens(self) -> list[int]:
+        """Output ids so far."""
         return [pair[1] for pair in self.pairs]
 
     @property
     def logprobs(self) -> list[float]:
+        """Their logprobs."""
         return [pair[0] for pair in self.pairs]
 
     @property

@@ -18,6 +18,7 @@ def fill(subject: Subject, prefix: str) -> list[Stream]:
 
 
 def abort(subject: Subject, rid: str) -> None:
+    """Ask for an abort; the answer says nothing about what it hit."""
     response = subject.post("/abort_request", {"rid": rid})
     assert response.status_code == 200
     assert response.content == b""

@@ -34,13 +34,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adapters.sglang.simulator.brain import Brain, Reply, ServerDead
-    from adapters.sglang.simulator.faults import Fault, FaultKind, parse_fault
     from adapters.sglang.simulator.child import SimulatorProcess, launch
+    from adapters.sglang.simulator.faults import Fault, FaultKind, parse_fault
     from adapters.sglang.simulator.model import TokenModel
+    from adapters.sglang.simulator.process import serve
     from adapters.sglang.simulator.request import Mark, Request
     from adapters.sglang.simulator.responses import Head
     from adapters.sglang.simulator.schema import BadBody
-    from adapters.sglang.simulator.process import serve
     from adapters.sglang.simulator.server import SimulatedCluster, SimulatedServer
     from adapters.sglang.simulator.settings import ServerSettings
 

@@ -6,14 +6,14 @@ No rule of SGLang lives here except the ones about HTTP itself: paths, status co
 from __future__ import annotations
 
 import hmac
-from http import HTTPStatus
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -21,7 +21,8 @@ from adapters.sglang.simulator import info
 from adapters.sglang.simulator.brain import Brain, Reply
 from adapters.sglang.simulator.generate import GenerateEndpoint
 from adapters.sglang.simulator.pump import Pump
-from adapters.sglang.simulator.settings import SGLANG_VERSION
+from adapters.sglang.simulator.schema import BadBody, refusal
+from adapters.sglang.simulator.shapes import http_error
 from adapters.sglang.simulator.text import VOCAB_SIZE, decode, encode
 
 _BodyT = TypeVar("_BodyT", bound=msgspec.Struct)
@@ -36,23 +37,33 @@ class AbortBody(msgspec.Struct, kw_only=True):
 
 
 class PauseBody(msgspec.Struct, kw_only=True):
+    """``/pause_generation``."""
+
     mode: str = "abort"
 
 
 class ContinueBody(msgspec.Struct, kw_only=True):
+    """``/continue_generation``."""
+
     torch_empty_cache: bool = True
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
+    """``/update_weight_version``; aborting is the default, as in SGLang."""
+
     new_version: str
     abort_all_requests: bool = True
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
+    """``/v1/tokenize``: one text or several."""
+
     prompt: str | list[str]
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """``/v1/detokenize``: one list of ids or several."""
+
     tokens: list[int | list[int]]
 
 
@@ -62,27 +73,21 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
+        """The bytes of ``content``."""
         return msgspec.json.encode(content)
 
 
-class _BadBody(Exception):
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
 async def _read(request: HttpRequest, model: type[_BodyT]) -> _BodyT:
-    """The body as ``model``; a missing body is an empty object. Raises _BadBody, which becomes HTTP 400."""
+    """The body as ``model``; a missing body is an empty object. Raises BadBody, which becomes HTTP 400."""
     raw = await request.body()
     try:
         return msgspec.json.decode(raw or b"{}", type=model)
     except msgspec.MsgspecError as error:
-        raise _BadBody(str(error)) from None
+        raise BadBody(str(error)) from None
 
 
 async def _answer_bad_body(_: HttpRequest, error: Exception) -> Response:
-    body = {"object": "error", "message": str(error), "type": "Bad Request", "param": None, "code": 400}
-    return Json(body, 400)
+    return Json(refusal(str(error)), 400)
 
 
 async def _answer_not_found(_: HttpRequest, error: Exception) -> Response:
@@ -122,7 +127,7 @@ class _Control:
         if reply.body is None:
             return Response(status_code=reply.status)
         if isinstance(reply.body, str):
-            return PlainTextResponse(reply.body, reply.status)
+            return Response(reply.body, reply.status)
         return Json(reply.body, reply.status)
 
     async def abort(self, request: HttpRequest) -> Response:
@@ -154,10 +159,8 @@ class _Control:
         unknown = asked - set(info.LOAD_SECTIONS)
         if unknown:
             message = f"Invalid include sections: {unknown}. Valid options: {list(info.LOAD_SECTIONS)}"
-            return Json(
-                {"object": "error", "message": message, "type": "400", "param": None, "code": 400}, 400
-            )
-        return Json(info.loads(self.brain, self.pump.wall_clock()))
+            return Json(http_error(message, 400), 400)
+        return Json(info.loads(self.brain, self.pump.wall_clock(), asked))
 
     async def health(self, _: HttpRequest) -> Response:
         return Response(status_code=200)
@@ -196,7 +199,7 @@ class _Control:
         tokens = (await _read(request, DetokenizeBody)).tokens
         lists = [ids if isinstance(ids, list) else [ids] for ids in tokens]
         if any(not 0 <= token < VOCAB_SIZE for ids in lists for token in ids):
-            raise _BadBody(f"tokens must lie between 0 and {VOCAB_SIZE - 1}")
+            raise BadBody(f"tokens must lie between 0 and {VOCAB_SIZE - 1}")
         if tokens and isinstance(tokens[0], list):
             return Json({"text": [decode(ids) for ids in lists]})
         return Json({"text": decode(token for ids in lists for token in ids)})
@@ -233,10 +236,7 @@ def build_app(pump: Pump) -> ASGIApp:
     """The ASGI app of one simulated server; the pump's task must run in the same event loop."""
     app: ASGIApp = Starlette(
         routes=_Control(pump).routes(),
-        exception_handlers={_BadBody: _answer_bad_body, 404: _answer_not_found, 405: _answer_not_found},
+        exception_handlers={BadBody: _answer_bad_body, 404: _answer_not_found, 405: _answer_not_found},
     )
     key = pump.brain.settings.api_key
     return app if key is None else ApiKey(app, key)
-
-
-__all__ = ["SGLANG_VERSION", "ApiKey", "build_app"]

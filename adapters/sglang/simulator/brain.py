@@ -27,11 +27,16 @@ from adapters.sglang.simulator.model import TokenModel
 from adapters.sglang.simulator.request import Ending, Mark, Phase, Request
 from adapters.sglang.simulator.responses import Head, head_of, response_parts
 from adapters.sglang.simulator.scheduler import Scheduler
-from adapters.sglang.simulator.schema import BadRequest, parse_body, resolve
+from adapters.sglang.simulator.schema import BadRequest, parse_body, refusal, resolve
 from adapters.sglang.simulator.settings import PAUSE_MODES, PauseMode, ServerSettings
 
 _ENDING_FAULTS = (FaultKind.CUT, FaultKind.ERROR_CHUNK, FaultKind.LOST_TERMINAL, FaultKind.DEATH)
 _CHUNK_FAULTS = (FaultKind.WRONG_LENGTH, FaultKind.MALFORMED, FaultKind.MERGE)
+
+_FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +160,23 @@ class Brain:
             self._fail(request, str(error))
             return
         request.prompt_tokens = len(request.prompt)
+        if request.body.return_logprob:
+            request.prompt_pairs = self._prompt_pairs(request)
         self.scheduler.add(request)
         if request.live and any(fault.after == 0 for fault in request.faults):
             self._strike(request)
+
+    def _prompt_pairs(self, request: Request) -> list[tuple[float | None, int, str | None]]:
+        """Logprobs of the prompt; the first of the list has none, wherever it starts (seen on 0.5.23)."""
+        start = request.body.logprob_start_len
+        if start is None or not 0 <= start < len(request.prompt):
+            return []
+        logprobs = self.model.prompt_logprobs(request.prompt)[start:]
+        first, *rest = request.prompt[start:]
+        return [
+            (None, first, None),
+            *((value, token, None) for value, token in zip(logprobs, rest, strict=True)),
+        ]
 
     def _fail(self, request: Request, message: str, code: int = 400) -> None:
         request.failure = {"message": message, "code": code}
@@ -274,9 +293,9 @@ class Brain:
 
     def abort(self, rid: str = "", *, abort_all: bool = False) -> Reply:
         """``/abort_request``: 200 and an empty body whatever it matched, as on 0.5.23."""
-        refusal = self.refused("abort_request")
-        if refusal is not None:
-            return refusal
+        refused = self.refused("abort_request")
+        if refused is not None:
+            return refused
         for entry in [entry for entry in self._arriving if abort_all or entry[1].rid == rid]:
             # Dropped, because the server does not know the rid yet; the request is the next to arrive.
             self._arriving[self._arriving.index(entry)] = (self.scheduler.now, entry[1])
@@ -295,14 +314,10 @@ class Brain:
     def pause(self, mode: str = "abort") -> Reply:
         """``/pause_generation``. In mode ``abort`` the answer is due only once ``pause_settled`` is true."""
         if mode not in PAUSE_MODES:
-            message = f"Invalid enum value {mode!r} - at `$.mode`; expected one of {', '.join(PAUSE_MODES)}"
-            return Reply(
-                400,
-                {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400},
-            )
-        refusal = self.refused("pause_generation")
-        if refusal is not None:
-            return refusal
+            return Reply(400, refusal(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}"))
+        refused = self.refused("pause_generation")
+        if refused is not None:
+            return refused
         self.pause_mode = mode  # type: ignore[assignment]
         if mode == "abort":
             self.scheduler.abort("", everything=True)
@@ -314,9 +329,9 @@ class Brain:
 
     def resume(self) -> Reply:
         """``/continue_generation``: the scheduler runs, and requests that were held are dispatched, oldest first."""
-        refusal = self.refused("continue_generation")
-        if refusal is not None:
-            return refusal
+        refused = self.refused("continue_generation")
+        if refused is not None:
+            return refused
         self.pause_mode = None
         self.scheduler.paused = False
         for request in [request for request in self.live.values() if request.phase is Phase.BLOCKED]:
@@ -325,9 +340,9 @@ class Brain:
 
     def update_weight_version(self, new_version: str, *, abort_all_requests: bool = True) -> Reply:
         """``/update_weight_version``. Aborts everything unless told not to: that is SGLang's default."""
-        refusal = self.refused("update_weight_version")
-        if refusal is not None:
-            return refusal
+        refused = self.refused("update_weight_version")
+        if refused is not None:
+            return refused
         if abort_all_requests:
             self.scheduler.abort("", everything=True)
         self.scheduler.version = new_version
@@ -340,7 +355,7 @@ class Brain:
         if self.scheduler.running or waiting:
             return Reply(400, "Flush cache failed.\n")
         self.scheduler.flush_cache()
-        return Reply(200, "Cache flushed.\n")
+        return Reply(200, _FLUSHED)
 
     # -- death ----------------------------------------------------------------------------------------------------
 

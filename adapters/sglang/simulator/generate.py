@@ -53,7 +53,7 @@ class GenerateEndpoint:
             request = self._pump.brain.submit(body)
         except BadBody as error:
             await send(_start(Head(400, "application/json")))
-            await send({"type": "http.response.body", "body": _encode({"error": str(error)})})
+            await send({"type": "http.response.body", "body": _encode(error.body)})
             return
         except ServerDead:
             return

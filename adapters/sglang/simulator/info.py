@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
 from adapters.sglang.simulator.brain import Brain
 from adapters.sglang.simulator.settings import SGLANG_VERSION
 
+_DISAGGREGATION: dict[str, Any] = {
+    "mode": "null",
+    "prefill_bootstrap_queue_reqs": 0,
+    "prefill_inflight_queue_reqs": 0,
+    "decode_prealloc_queue_reqs": 0,
+    "decode_transfer_queue_reqs": 0,
+    "decode_retracted_queue_reqs": 0,
+    "kv_transfer_speed_gb_s": 0.0,
+    "kv_transfer_latency_ms": 0.0,
+}
+_SECTION_OF = {"memory": "memory", "disaggregation": "disagg", "queues": "queues"}
 LOAD_SECTIONS = ("all", "core", "disagg", "lora", "memory", "queues", "spec")
 
 
@@ -50,6 +62,13 @@ def server_info(brain: Brain, *, host: str = "127.0.0.1", port: int = 0) -> dict
         "tp_size": 1,
         "pp_size": 1,
         "dp_size": 1,
+        "nnodes": 1,
+        "load_balance_method": "round_robin",
+        "tokenizer_worker_num": 1,
+        "skip_tokenizer_init": False,
+        "enable_priority_scheduling": False,
+        "enable_metrics": False,
+        "api_key": None,
         "context_length": settings.context_length,
         "max_running_requests": settings.max_running_requests,
         "max_queued_requests": settings.max_queued_requests,
@@ -69,12 +88,12 @@ def server_info(brain: Brain, *, host: str = "127.0.0.1", port: int = 0) -> dict
     }
 
 
-def loads(brain: Brain, now: float) -> dict[str, Any]:
-    """``GET /v1/loads``: running and waiting requests of the one data-parallel rank."""
+def loads(brain: Brain, now: float, sections: Collection[str] = ("all",)) -> dict[str, Any]:
+    """``GET /v1/loads``: running and waiting requests of the one data-parallel rank; ``sections`` as asked for."""
     scheduler, settings = brain.scheduler, brain.settings
     used, room = scheduler.used_tokens(), settings.max_total_tokens or 1 << 20
     running, waiting = len(scheduler.running), len(scheduler.waiting)
-    load = {
+    load: dict[str, Any] = {
         "timestamp": now,
         "dp_rank": 0,
         "num_running_reqs": running,
@@ -92,8 +111,14 @@ def loads(brain: Brain, now: float) -> dict[str, Any]:
         "utilization": 0.0,
         "total_prefill_uncached_tokens": 0,
         "total_prefill_busy_us": 0,
-        "decode_moments": None,
+        "decode_moments": [0.0] * 6,
     }
+    more: dict[str, dict[str, Any]] = {
+        "memory": {"weight_gb": 0.0, "kv_cache_gb": 0.0, "graph_gb": 0.0, "token_capacity": room},
+        "disaggregation": _DISAGGREGATION,
+        "queues": {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0, "prealloc_ready": 0},
+    }
+    load |= {name: value for name, value in more.items() if {"all", _SECTION_OF[name]} & set(sections)}
     return {
         "timestamp": datetime.fromtimestamp(now, UTC).isoformat(),
         "version": SGLANG_VERSION,

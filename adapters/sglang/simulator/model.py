@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from adapters.sglang.simulator.text import EOS_ID, VOCAB_SIZE, encode
+from adapters.sglang.simulator.text import EOS_ID, SPECIAL_IDS, VOCAB_SIZE, encode
 
 _MASK = (1 << 64) - 1
 _PRIME = (1 << 61) - 1
@@ -44,7 +44,7 @@ def hash_text(text: str) -> int:
 def _alphabet() -> tuple[int, ...]:
     """1,024 ids to draw from: 31 of 32 spell pseudo-English, the rest is any id that is not special."""
     letters = [encode(letter)[0] for letter in _COMMON]
-    anything = [token for token in range(VOCAB_SIZE) if token not in (EOS_ID, EOS_ID + 1, EOS_ID + 2)]
+    anything = [token for token in range(VOCAB_SIZE) if token not in SPECIAL_IDS]
     table = [letters[slot % len(letters)] for slot in range(1024)]
     for slot in range(0, 1024, 32):
         table[slot] = anything[mix(slot) % len(anything)]
@@ -104,6 +104,14 @@ class TokenModel:
             token = _TABLE[value & 1023]
         return token, -(1 + (value >> 40) % 8_000_000) / 1e6
 
+    def prompt_logprobs(self, prompt: Sequence[int]) -> list[float]:
+        """A logprob for every prompt token after the first, given those before it: one fewer than tokens."""
+        state, logprobs = self._start, []
+        for token in prompt:
+            state = self.extend(state, token)
+            logprobs.append(-(1 + mix(state) % 25_000_000) / 1e6)
+        return logprobs[1:]
+
     def continuation(
         self,
         prefix: Sequence[int],
@@ -127,7 +135,7 @@ class TokenModel:
         prompt: Sequence[int],
         tokens: Sequence[int],
         *,
-        logprobs: Sequence[float] | None = None,
+        logprobs: Sequence[float | None] | None = None,
         versions: Sequence[str] | None = None,
         sampling_seed: int | None = None,
     ) -> int | None:

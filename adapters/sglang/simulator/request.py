@@ -69,6 +69,8 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     budget: int = 0
     prompt_tokens: int = 0
+    prompt_pairs: list[tuple[float | None, int, str | None]] = field(default_factory=list)
+    """Logprobs of the prompt from ``logprob_start_len`` on; the first is null."""
     phase: Phase = Phase.ARRIVING
 
     # What the scheduler knows.

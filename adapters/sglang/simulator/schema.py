@@ -63,6 +63,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, frozen=True):
     sampling_params: SamplingParams | None = None
     stream: bool | None = False
     return_logprob: bool | None = False
+    logprob_start_len: int | None = -1
     return_text_in_logprobs: bool | None = False
     return_prompt_token_ids: bool = False
     lora_path: str | None = None
@@ -70,7 +71,11 @@ class GenerateBody(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class BadBody(ValueError):
-    """The body breaks the schema: HTTP 400 before any stream."""
+    """The body breaks the schema: HTTP 400 with the JSON ``body``, before any stream."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.body = refusal(message)
 
 
 class BadRequest(ValueError):
@@ -88,6 +93,20 @@ def parse_body(body: bytes | dict[str, Any]) -> GenerateBody:
         raise BadBody(str(error)) from None
 
 
+def refusal(message: str) -> dict[str, Any]:
+    """The JSON body of an HTTP 400.
+
+    Seen on 0.5.23: two gates look at a body. The first answers with an error object; what is wrong inside
+    ``sampling_params`` is found by the second, whose ``error`` is a bare string.
+    """
+    if "$.sampling_params" not in message:
+        return {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
+    if "unknown field" in message:
+        known = ", ".join(f"`{name}`" for name in SamplingParams.__struct_fields__)
+        message = f"unknown field {message.split('unknown field ')[1].split(' - ', maxsplit=1)[0]}, expected one of {known}"
+    return {"error": message}
+
+
 def resolve(body: GenerateBody, settings: ServerSettings) -> tuple[list[int], SamplingParams, int]:
     """Prompt ids, parameters and the token budget of a request. Raises BadRequest where SGLang has a ValueError."""
     prompt = _prompt(body)
@@ -95,6 +114,10 @@ def resolve(body: GenerateBody, settings: ServerSettings) -> tuple[list[int], Sa
     budget = settings.max_new_tokens if params.max_new_tokens is None else params.max_new_tokens
     _check_params(params, budget)
     limit = settings.context_length
+    if (body.logprob_start_len or 0) > len(prompt):
+        raise BadRequest(
+            f"logprob_start_len ({body.logprob_start_len}) is higher than the number of input tokens ({len(prompt)})."
+        )
     if len(prompt) >= limit:
         raise BadRequest(
             f"The input ({len(prompt)} tokens) is longer than the model's context length ({limit} tokens)."

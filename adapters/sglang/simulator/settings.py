@@ -38,7 +38,7 @@ class ServerSettings:
     stream_interval: int = 1
     label_lag: int = 1
     """By how many chunks of a stream the label ``weight_version`` lags behind an update (seen: 1)."""
-    cache_page: int = 16
+    cache_page: int = 1
     """Granularity of the simulated prefix cache, in tokens."""
     api_key: str | None = None
     model_path: str = "simulated-llama"

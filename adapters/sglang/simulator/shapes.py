@@ -49,7 +49,7 @@ def chunk(request: Request, *, incremental: bool, now: float, version: str) -> d
         _add_versions(meta, request, count, version)
     device = request.cached_tokens
     meta["cached_tokens_details"] = {"device": device, "host": 0} if device else None
-    meta["dp_rank"] = 0
+    meta["dp_rank"] = None
     if request.finish_reason is not None:
         meta["e2e_latency"] = now - request.started
     if not request.opened:
@@ -104,7 +104,7 @@ def _add_versions(meta: dict[str, Any], request: Request, count: int, version: s
 
 
 def _add_logprobs(meta: dict[str, Any], request: Request, first: int, count: int) -> None:
-    meta["input_token_logprobs"] = []
+    meta["input_token_logprobs"] = request.prompt_pairs
     meta["output_token_logprobs"] = request.pairs[first:count]
     meta["output_token_logprobs_length"] = min(count, len(request.pairs)) + request.off_by
 

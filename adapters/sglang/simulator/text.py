@@ -2,7 +2,7 @@
 
 Ids 0 to 255 are the 256 bytes in the order of the byte-level alphabet (``!`` is 0, so "Hello" is
 ``[39, 68, 75, 75, 78]``, as ``/v1/tokenize`` of a tiny model on SGLang 0.5.23 answered); 256 to 258 are the special
-tokens, which have no text; the rest of the vocabulary has no text either, like the unused rows of a padded model.
+tokens, which have no text. Ids that the model knows and its tokenizer does not are written as id 0, ``!``, as there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import codecs
 from collections.abc import Iterable, Sequence
 
 VOCAB_SIZE = 512
-EOS_ID, BOS_ID, PAD_ID = 256, 257, 258
+BOS_ID, EOS_ID, PAD_ID = 256, 257, 258
+SPECIAL_IDS = frozenset((BOS_ID, EOS_ID, PAD_ID))
 
 
 def _byte_order() -> list[int]:
@@ -22,7 +23,10 @@ def _byte_order() -> list[int]:
 
 _BYTE_OF_ID = _byte_order()
 _ID_OF_BYTE = {byte: token for token, byte in enumerate(_BYTE_OF_ID)}
-PIECES: tuple[bytes, ...] = tuple(bytes([byte]) for byte in _BYTE_OF_ID) + (b"",) * (VOCAB_SIZE - 256)
+PIECES: tuple[bytes, ...] = (
+    *(bytes([byte]) for byte in _BYTE_OF_ID),
+    *(b"" if token in SPECIAL_IDS else b"!" for token in range(256, VOCAB_SIZE)),
+)
 
 
 def encode(text: str) -> list[int]:
