@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lifecycle.engine.engine import LifecycleEngine
 
 Filter = Callable[[list[Snapshot]], "bool | Awaitable[bool]"]
+OnGroup = Callable[[tuple[Snapshot, ...]], object]
 GroupItem = Sequence[RolloutRequest | Snapshot]
 Source = Iterable[GroupItem] | AsyncIterable[GroupItem]
 Members = tuple[Snapshot, ...]
@@ -111,7 +112,13 @@ class Collector:
                 group.members.sort(key=lambda member: member.request.index)
 
     async def collect(
-        self, source: Source, *, target: int | None, accept: Filter | None, max_groups: int | None
+        self,
+        source: Source,
+        *,
+        target: int | None,
+        accept: Filter | None,
+        max_groups: int | None,
+        on_group: OnGroup | None,
     ) -> Batch:
         """See `LifecycleEngine.collect`."""
         if self._busy:
@@ -119,7 +126,7 @@ class Collector:
         if max_groups is not None and max_groups < 1:
             raise ConfigurationError(f"max_groups must be at least 1, or None, not {max_groups}")
         self._busy = True
-        call = Collection(self._engine, self, Target(target), accept, max_groups)
+        call = Collection(self._engine, self, Target(target), accept, max_groups, on_group)
         self._engine.core.on_rest.append(call.heard)
         try:
             return await call.run(source)
@@ -140,8 +147,11 @@ class Collection:
         target: Target,
         accept: Filter | None,
         max_groups: int | None,
+        on_group: OnGroup | None,
     ) -> None:
         self._engine = engine
+        self._on_group = on_group
+        self._handed: list[Members] = []
         self._core = engine.core
         self._carried = collector.carried
         self._pushed_back = collector.pushed_back
@@ -151,6 +161,7 @@ class Collection:
         self._live: dict[str, LiveGroup] = {}
         self._doors: dict[Verdict, list[LiveGroup]] = {verdict: [] for verdict in Verdict}
         self._news = anyio.Event()
+        self._tasks: anyio.abc.TaskGroup
         self._exhausted = False
 
     def heard(self, _rollout: Rollout) -> None:
@@ -161,9 +172,10 @@ class Collection:
         """Admit and judge until the stop decision or until nothing can change any more, then carry the rest."""
         try:
             async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
                 self._take_carried()
                 tasks.start_soon(self._feed, source)
-                await self._watch(tasks)
+                await self._watch()
                 tasks.cancel_scope.cancel()
             report = await self._stop()
             return await self._leave(report)
@@ -243,11 +255,11 @@ class Collection:
 
     # -- through -----------------------------------------------------------------------------------------------
 
-    async def _watch(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _watch(self) -> None:
         while not self._target.stopped:
             self._news = anyio.Event()
             for group in [g for g in self._live.values() if not g.judging and is_settled(g.states)]:
-                self._settled(group, tasks)
+                self._settled(group)
             if self._target.stopped or self._nothing_moves():
                 return
             await self._news.wait()
@@ -257,7 +269,7 @@ class Collection:
     def _nothing_moves(self) -> bool:
         return self._exhausted and all(group.resting and not group.judging for group in self._live.values())
 
-    def _settled(self, group: LiveGroup, tasks: anyio.abc.TaskGroup) -> None:
+    def _settled(self, group: LiveGroup) -> None:
         if not group.announced:
             group.announced = True
             ends = [member.entered_at for member in group.members]
@@ -267,7 +279,7 @@ class Collection:
             self._judge(group, accepted=True)
             return
         group.judging = True
-        tasks.start_soon(self._ask_filter, group, self._accept)
+        self._tasks.start_soon(self._ask_filter, group, self._accept)
 
     async def _ask_filter(self, group: LiveGroup, accept: Filter) -> None:
         answer = accept([self._snapshot(member) for member in group.members])
@@ -280,7 +292,17 @@ class Collection:
         stale = any(self._core.too_stale(member) for member in group.members)
         verdict = self._target.judge(group.states, accepted=accepted, stale=stale)
         del self._live[group.id]
-        self._doors[verdict].append(group)
+        if verdict is Verdict.DELIVER and self._on_group is not None:
+            self._tasks.start_soon(self._hand_over, group, self._on_group)
+        else:
+            self._doors[verdict].append(group)
+
+    async def _hand_over(self, group: LiveGroup, on_group: OnGroup) -> None:
+        """Deliver one group while the others go on. Shielded: once it is written down, it is handed over."""
+        with anyio.CancelScope(shield=True):
+            for members in await self._let_out(Verdict.DELIVER, [group]):
+                self._handed.append(members)
+                on_group(members)
 
     def _snapshot(self, member: Rollout) -> Snapshot:
         return take(member, self._engine.process_id)
@@ -305,7 +327,7 @@ class Collection:
             for verdict in Verdict:
                 gone[verdict] = await self._let_out(verdict, self._doors.pop(verdict))
         return Batch(
-            groups=gone[Verdict.DELIVER],
+            groups=(*self._handed, *gone[Verdict.DELIVER]),
             carried=gone[Verdict.SURPLUS],
             failed=gone[Verdict.FAILED],
             filtered=gone[Verdict.FILTERED],

@@ -16,7 +16,7 @@ from lifecycle._version import __version__
 from lifecycle.backend import Backend, UpdateMode
 from lifecycle.engine.aborts import Aborts, PendingAbort
 from lifecycle.engine.attempt import fly, prepare
-from lifecycle.engine.collecting import Batch, Collector, Filter
+from lifecycle.engine.collecting import Batch, Collector, Filter, OnGroup
 from lifecycle.engine.core import Core
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.intake import Intake
@@ -121,7 +121,10 @@ class LifecycleEngine:
         timekeeper.stopped = True
         timekeeper.wake()
         tasks.cancel_scope.cancel()
-        return await tasks.__aexit__(kind, error, trace)
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            return await tasks.__aexit__(kind, error, trace)
+        await tasks.__aexit__(None, None, None)  # the caller's exception goes on as it is, not in a group
+        return None
 
     async def close(self, reason: Reason = Reason.SHUTDOWN) -> None:
         """Dispatch nothing any more, bring everything to rest, save, say so. Closing twice does nothing."""
@@ -226,16 +229,19 @@ class LifecycleEngine:
         target: int | None = None,
         filter: Filter | None = None,  # noqa: A002  the design's name
         max_groups: int | None = None,
+        on_group: OnGroup | None = None,
     ) -> Batch:
         """Run groups until `target` of them are whole and accepted; the rest is carried to the next call.
 
         `source` gives groups (sequences of n requests or snapshots of one prompt) and is asked for more while there
         is room: fewer than `max_in_flight` rollouts and fewer than `max_groups` groups under way. `filter` sees
-        whole groups (a list of snapshots) and says whether to keep them; it may be async. Nothing is admitted after
-        the stop decision. Without a target everything the source gives is finished. See `Batch` for what returns.
+        whole groups (a list of snapshots) and says whether to keep them; it may be async. `on_group` is called with
+        each delivered group at once, not only at the end. Nothing is admitted after the stop decision. Without a target everything the source gives is finished. See `Batch` for what returns.
         """
         self._check_open()
-        return await self._collector.collect(source, target=target, accept=filter, max_groups=max_groups)
+        return await self._collector.collect(
+            source, target=target, accept=filter, max_groups=max_groups, on_group=on_group
+        )
 
     async def drain(self) -> None:
         """Wait until every rollout of this engine is at rest."""
