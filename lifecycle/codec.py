@@ -146,25 +146,30 @@ _TAIL_DECODER = msgspec.msgpack.Decoder(_PackedTail)
 
 
 def _seal(kind: int, payload: bytes) -> bytes:
-    body = _HEADER.pack(MAGIC, SCHEMA, kind, 0, len(payload)) + payload
-    return body + blake2b(body, digest_size=_DIGEST).digest()
+    header = _HEADER.pack(MAGIC, SCHEMA, kind, 0, len(payload))
+    digest = blake2b(header, digest_size=_DIGEST)
+    digest.update(payload)
+    return b"".join((header, payload, digest.digest()))
 
 
-def _open(data: bytes, kind: int, rollout_id: str) -> bytes:
+def _open(data: bytes, kind: int, rollout_id: str) -> memoryview:
     """The payload, after every check that needs no decoding."""
     try:
-        magic, schema, found_kind, _, length = _HEADER.unpack_from(data)
+        magic, schema, found_kind, zero, length = _HEADER.unpack_from(data)
     except struct.error as error:
         raise SnapshotCorrupt(rollout_id, f"{len(data)} bytes are too few for a header") from error
     if magic != MAGIC:
         raise SnapshotCorrupt(rollout_id, "it does not start like a snapshot")
-    body, digest = data[:-_DIGEST], data[-_DIGEST:]
+    view = memoryview(data)
+    body, digest = view[:-_DIGEST], view[-_DIGEST:]
     if blake2b(body, digest_size=_DIGEST).digest() != digest:
         raise SnapshotCorrupt(rollout_id, f"checksum does not match ({len(data)} bytes)")
     if schema > SCHEMA:
         raise SnapshotTooNew(rollout_id, schema, SCHEMA)
-    if found_kind != kind or length != len(body) - _HEADER.size:
-        raise SnapshotCorrupt(rollout_id, f"kind {found_kind}, {length} bytes announced, {len(body)} found")
+    if schema < 1 or found_kind != kind or zero != 0 or length != len(body) - _HEADER.size:
+        raise SnapshotCorrupt(
+            rollout_id, f"schema {schema}, kind {found_kind}, {length} bytes announced, {len(body)} found"
+        )
     return body[_HEADER.size :]
 
 

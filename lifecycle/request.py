@@ -93,7 +93,7 @@ class RolloutRequest:
         ids = self.prompt_ids if isinstance(self.prompt_ids, tuple) else tuple(self.prompt_ids)
         if not ids:
             raise ConfigurationError(f"request {self.id!r}: prompt_ids must not be empty")
-        if any(type(token) is not int or token < 0 for token in ids):
+        if set(map(type, ids)) != {int} or min(ids) < 0:
             raise ConfigurationError(
                 f"request {self.id!r}: prompt_ids must be token ids, whole numbers from 0"
             )

@@ -79,7 +79,7 @@ class SqliteStore(SqlStore):
         if read_only:
             return
         if empty:
-            self._connection.execute("PRAGMA page_size = 8192")
+            self._connection.execute("PRAGMA page_size = 16384")
         for pragma in _PRAGMAS:
             self._connection.execute(f"PRAGMA {pragma}").fetchall()
         if empty:
