@@ -9,75 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.sglang.simulator import BadBody, Brain, Mark, Request, ServerDead, ServerSettings
+from adapters.sglang.simulator import BadBody, Brain, Mark, ServerDead, ServerSettings
 from adapters.sglang.simulator.text import EOS_ID, decode, encode
-
-PROMPT = [39, 68, 75]
-
-
-def body(rid: str = "r", count: int = 6, **fields: Any) -> dict[str, Any]:
-    """A streaming request; ``sampling`` adds sampling parameters."""
-    sampling = {"max_new_tokens": count, **fields.pop("sampling", {})}
-    return {
-        "rid": rid,
-        "input_ids": PROMPT,
-        "stream": True,
-        "return_logprob": True,
-        "sampling_params": sampling,
-        **fields,
-    }
-
-
-class Reader:
-    """Collects what a stream says."""
-
-    def __init__(self, brain: Brain, request: Request) -> None:
-        self.brain = brain
-        self.request = request
-        self.chunks: list[dict[str, Any]] = []
-        self.raw = b""
-        self.done = False
-        self.mark: Mark | None = None
-
-    def poll(self) -> None:
-        """Read what is there now."""
-        for part in self.brain.poll(self.request):
-            if isinstance(part, Mark):
-                self.mark = part
-                continue
-            self.raw += part
-            if part == b"data: [DONE]\n\n":
-                self.done = True
-            elif self.request.stream and part.endswith(b"\n\n"):
-                try:
-                    self.chunks.append(json.loads(part[6:]))
-                except ValueError:
-                    self.chunks.append({"broken": part})
-
-    def finish(self, steps: int = 1000) -> Reader:
-        """Step and read until the response has ended."""
-        for _ in range(steps):
-            self.poll()
-            if self.mark is not None:
-                return self
-            self.brain.step()
-        raise AssertionError("the response did not end")
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """``meta_info`` of the last chunk."""
-        meta: dict[str, Any] = self.chunks[-1]["meta_info"]
-        return meta
-
-
-def submit(brain: Brain, rid: str = "r", count: int = 6, **fields: Any) -> Reader:
-    """A reader of a new request."""
-    return Reader(brain, brain.submit(body(rid, count, **fields)))
-
-
-def expected(brain: Brain, count: int, prompt: list[int] = PROMPT) -> list[int]:
-    """The tokens that the model says."""
-    return [sample.token for sample in brain.model.continuation(prompt, count)]
+from tests.adapters.sglang.simulator.stepped import PROMPT, Reader, body, expected, submit
 
 
 @pytest.fixture(params=["cumulative", "incremental"])
@@ -315,9 +249,9 @@ def test_abort_pause_settles_when_everything_has_ended(brain: Brain) -> None:
     submit(brain, count=50)
     brain.step()
     brain.pause("abort")
-    assert not brain.pause_settled
+    before = brain.pause_settled
     brain.step()
-    assert brain.pause_settled
+    assert (before, brain.pause_settled) == (False, True)
     assert brain.idle
 
 
