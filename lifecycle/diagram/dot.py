@@ -14,12 +14,11 @@ from lifecycle.diagram.style import (
     HINTS,
     INK,
     PAPER,
-    ROLE_FILL,
     SOFT,
-    STATE_FILL,
     TOLD,
     TRIGGER_COLOUR,
     Hints,
+    fill_of,
 )
 from lifecycle.machine import Arc
 
@@ -105,7 +104,7 @@ def _nodes(chart: Chart, hints: Hints, layer: Layer | None) -> Iterator[str]:
         meaning = chart.state_meanings.get(state, "")
         values: dict[str, object] = {
             "label": "\n".join([state, *textwrap.wrap(meaning, _WRAP)]),
-            "fillcolor": STATE_FILL.get(state, ROLE_FILL[role]),
+            "fillcolor": fill_of(chart, state),
         }
         if role is Role.FINAL:
             values["peripheries"] = 2

@@ -163,10 +163,11 @@ def _write_all(texts: Mapping[Path, str]) -> Iterable[Path]:
             yield path
 
 
-def save(path: Path, data: bytes) -> None:
-    """Write a file whose directory may not exist yet. Raises ConfigurationError with the reason when it cannot be."""
+def save(path: Path, data: bytes, *, parents: bool = True) -> None:
+    """Write a file, with its directories if `parents`. Raises ConfigurationError with the reason when it cannot be."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except OSError as error:
         raise ConfigurationError(f"cannot write {path}: {error.strerror}") from error

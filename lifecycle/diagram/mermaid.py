@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from lifecycle.diagram.chart import Chart, Role
-from lifecycle.diagram.style import ROLE_FILL, SOFT
+from lifecycle.diagram.chart import Chart
+from lifecycle.diagram.style import INK, SOFT, fill_of
 from lifecycle.errors import ConfigurationError
 
 STAYS = "↻"
@@ -80,9 +80,7 @@ def _state(chart: Chart, state: str) -> list[str]:
 
 def _classes(chart: Chart) -> list[str]:
     lines = []
-    for role in Role:
-        members = [state for state in chart.states if chart.role(state) is role]
-        if members:
-            lines.append(f"    classDef {role} fill:{ROLE_FILL[role]},stroke:{SOFT},color:#24292f")
-            lines.append(f"    class {','.join(members)} {role}")
+    for state in chart.states:
+        lines.append(f"    classDef at_{state} fill:{fill_of(chart, state)},stroke:{SOFT},color:{INK}")
+        lines.append(f"    class {state} at_{state}")
     return lines

@@ -5,7 +5,6 @@ Figures come in as plain data. Where they come from, a log file or a test run, i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from lifecycle.diagram.style import BAD, FAINT, GOOD, INK
 from lifecycle.machine import Arc, ArcKind
 
 _THIN, _THICK = 1.0, 6.0  # points
+_CONTRAST = 0.4  # 1 would hide what is rare, 0 would make everything equal
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,9 @@ def log_layer(chart: Chart, figures: LogFigures) -> Layer:
     """Edges by count: thick is often, dashed is never, red is what the table does not allow."""
     most = max((arc.count for arc in figures.arcs.values()), default=1)
     strangers = _strangers(chart, figures)
+    counted = "count (share of rollouts)" if figures.rollouts else "count"
     legend = [
-        (
-            INK,
-            "solid",
-            "taken: count (share of rollouts), then p50 / p95 of the time spent before it; thick: often",
-        ),
+        (INK, "solid", f"taken: {counted}, then p50 / p95 of the time spent before it; thick: often"),
         (FAINT, "dashed", "never taken"),
     ]
     if any(arc.kind is ArcKind.MORE for arc in chart.arcs):
@@ -92,7 +89,7 @@ def _log_mark(arc: Arc, figures: LogFigures, most: int) -> Mark:
 
 def _taken(arc: Arc, figures: LogFigures, most: int, colour: str | None) -> Mark:
     arc_figures = figures.arcs[key_of(arc)]
-    width = _THIN + (_THICK - _THIN) * math.log1p(arc_figures.count) / math.log1p(max(most, 1))
+    width = _THIN + (_THICK - _THIN) * (arc_figures.count / max(most, 1)) ** _CONTRAST
     share = figures.share(key_of(arc))
     note = f"{arc_figures.count:,}" + ("" if share is None else f" ({percent(share)})")
     if arc.source != arc.dest and arc_figures.p50 is not None and arc_figures.p95 is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lifecycle.diagram.chart import ArcKey, Role
+from lifecycle.diagram.chart import ArcKey, Chart, Role
 
 FONT = "Helvetica,Arial,sans-serif"
 
@@ -33,12 +33,20 @@ ROLE_FILL: Mapping[Role, str] = {
 }
 
 STATE_FILL: Mapping[str, str] = {
+    "partial": "#b6e3ff",
+    "aborting": "#ffe0c2",
     "completed": "#dafbe1",
     "failed": "#ffebe9",
     "open": "#dafbe1",
     "pausing": "#fff8c5",
     "paused": "#ffebe9",
 }
+
+
+def fill_of(chart: Chart, state: str) -> str:
+    """The colour of a state's box: by name for the states we know, else by its role."""
+    return STATE_FILL.get(state, ROLE_FILL[chart.role(state)])
+
 
 TRIGGER_COLOUR: Mapping[str, str] = {
     **dict.fromkeys(("dispatch", "observe", "finish"), PROGRESS),
@@ -78,8 +86,8 @@ HINTS: Mapping[str, Hints] = {
         same_rank=(("completed", "failed", "discarded"),),
         order=("discarded", "failed", "completed", "partial", "streaming", "aborting", "aborted", "pending"),
         ports={
-            ("pending", "abort", "aborted"): ("", "sw"),
-            ("partial", "preempt", "aborted"): ("", ""),
+            ("partial", "abort", "aborting"): ("", "nw"),
+            ("partial", "preempt", "aborted"): ("", "nw"),
             ("partial", "reject", "failed"): ("", "nw"),
             ("aborting", "reject", "failed"): ("ne", ""),
             ("aborted", "exhaust", "failed"): ("se", ""),

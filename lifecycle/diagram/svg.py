@@ -131,12 +131,15 @@ def _lift_labels(drawing: ET.Element) -> None:
     for edge in drawing.iterfind(f"{{{_SVG}}}g"):
         if not edge.get("class", "").startswith("edge"):
             continue
+        path = edge.find(f".//{{{_SVG}}}path")
+        lift = float(path.get("stroke-width", "1")) / 2 + 0.5 if path is not None else 0.0
         for parent in list(edge.iter()):
             for label in parent.findall(f"{{{_SVG}}}text"):
                 parent.remove(label)
                 for name, value in (("stroke", PAPER), ("stroke-width", "3"), ("stroke-linejoin", "round")):
                     label.set(name, value)
                 label.set("paint-order", "stroke")
+                label.set("y", f"{float(label.get('y', '0')) - lift:.2f}")
                 labels.append(label)
     drawing.append(labels)
 

@@ -11,7 +11,7 @@ from typing import Any
 from lifecycle.diagram.chart import Chart
 from lifecycle.diagram.markdown import grid
 from lifecycle.diagram.overlay import seconds
-from lifecycle.diagram.style import BAD, FAINT, INK, PAPER, ROLE_FILL, SOFT, STATE_FILL, TOLD, TRIGGER_COLOUR
+from lifecycle.diagram.style import BAD, FAINT, INK, PAPER, SOFT, TOLD, TRIGGER_COLOUR, fill_of
 from lifecycle.diagram.svg import element, serialise, text
 
 _WIDTH, _LEFT, _RIGHT = 1100.0, 190.0, 24.0
@@ -105,6 +105,14 @@ class _Scale:
         span = self.end - self.start
         return _LEFT + (ts - self.start) / span * (_WIDTH - _LEFT - _RIGHT) if span > 0 else _LEFT
 
+    def label(self, tick: float) -> str:
+        """A tick in the one unit that suits the whole axis."""
+        span = self.end - self.start
+        unit, size = next(
+            (pair for pair in (("h", 3600.0), ("min", 60.0), ("s", 1.0)) if span > 5 * pair[1]), ("ms", 1e-3)
+        )
+        return f"{tick / size:.4g} {unit}" if tick else "0"
+
     def ticks(self) -> Iterator[float]:
         span = self.end - self.start
         if span <= 0:
@@ -112,6 +120,8 @@ class _Scale:
             return
         step = 10 ** math.floor(math.log10(span / 4))
         step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= _MOST_TICKS)
+        if span > 300:  # noqa: PLR2004  whole minutes where the axis is in minutes or hours
+            step = 60.0 * max(1, round(step / 60))
         for at in range(int(span / step) + 1):
             yield at * step
 
@@ -148,9 +158,7 @@ def _axis(scale: _Scale, y: float) -> Iterator[ET.Element]:
     for tick in scale.ticks():
         x = f"{scale.x(scale.start + tick):.1f}"
         yield element("line", x1=x, x2=x, y1=56, y2=f"{y:.1f}", stroke="#eaeef2", stroke_width=1)
-        yield text(
-            float(x), y + 14, seconds(tick) if tick else "0", fill=SOFT, font_size=9, text_anchor="middle"
-        )
+        yield text(float(x), y + 14, scale.label(tick), fill=SOFT, font_size=9, text_anchor="middle")
 
 
 def _bars(
@@ -160,7 +168,7 @@ def _bars(
     for stretch in stretches:
         y, left = lanes[stretch.attempt], scale.x(stretch.start)
         width = max(scale.x(stretch.end) - left, 2.0)
-        fill = STATE_FILL.get(stretch.state, ROLE_FILL[chart.role(stretch.state)])
+        fill = fill_of(chart, stretch.state)
         bar = element(
             "rect", x=f"{left:.1f}", y=y, width=f"{width:.1f}", height=_BAR, fill=fill, stroke=FAINT
         )
