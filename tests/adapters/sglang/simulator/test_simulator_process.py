@@ -42,12 +42,12 @@ def test_launch_and_stop() -> None:
     """The child answers on every URL, leads a session of its own, and stops with status 0."""
     with launch(["--port", "0", "--workers", "2", "--mode", "incremental", "--seed", "3"]) as child:
         assert len(set(child.urls)) == 2
-        assert os.getsid(child.pid) == child.pid != os.getsid(0)
+        assert os.getsid(child.pid) == child.pid
+        assert os.getsid(0) != child.pid
         for url in child.urls:
             assert httpx.get(url + "/server_info").json()["incremental_streaming_output"] is True
-        assert child.running
-    assert not child.running
-    assert child.stop() == 0
+        during = child.running
+    assert (during, child.running, child.stop()) == (True, False, 0)
 
 
 def test_a_child_that_cannot_start_says_so() -> None:
@@ -94,7 +94,8 @@ def test_signals_stop_it_cleanly(number: signal.Signals) -> None:
         "sampling_params": {"max_new_tokens": 5000, "ignore_eos": True},
     }
     with httpx.stream("POST", url + "/generate", json=request) as response:
-        next(response.iter_raw())
+        parts = response.iter_raw()
+        next(parts)
         process.send_signal(number)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 0

@@ -90,7 +90,8 @@ def test_slow_headers_keep_the_client_waiting(cluster: SimulatedCluster, client:
 def test_closing_a_stream_frees_the_request(cluster: SimulatedCluster, client: httpx.Client) -> None:
     """A client that leaves in the middle has its request aborted."""
     with client.stream("POST", cluster.urls[0] + "/generate", json=body(20_000)) as response:
-        next(response.iter_raw())
+        parts = response.iter_raw()
+        next(parts)
         assert not cluster[0].call(lambda brain: brain.idle)
     cluster[0].wait_until(lambda brain: brain.idle)
 
@@ -142,7 +143,8 @@ def test_a_pause_in_mode_abort_answers_when_all_have_ended(
     """The answer comes only after the running stream has ended."""
     url = cluster.urls[0]
     with client.stream("POST", url + "/generate", json=body(20_000)) as response:
-        next(response.iter_raw())
+        parts = response.iter_raw()
+        next(parts)
         client.post(url + "/pause_generation", json={"mode": "abort"})
         assert cluster[0].call(lambda brain: brain.idle)
     client.post(url + "/continue_generation", json={})
@@ -159,7 +161,8 @@ def test_a_stalled_server_is_idle_work(client: httpx.Client) -> None:
     """A server whose only request is stalled for ever makes few steps: waiting costs no core."""
     with SimulatedCluster(faults=[Fault(FaultKind.STALL, after=1)]) as cluster:
         with client.stream("POST", cluster.urls[0] + "/generate", json=body(100)) as response:
-            next(response.iter_raw())
+            parts = response.iter_raw()
+            next(parts)
             before, began = cluster[0].call(lambda brain: brain.scheduler.now), time.monotonic()
             cluster[0].wait_until(lambda brain: brain.scheduler.now >= before + 10)
             # Ten idle steps of 5 ms; a loop that never sleeps makes them in a fraction of a millisecond.
