@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from lifecycle.states import FinishReason, Reason, Trigger
 
 
@@ -52,12 +54,12 @@ class VersionSpan:
     source: str = "span"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSlice:
+class TokenSlice(Struct, frozen=True, gc=False):
     """New tokens of this attempt, already checked against what the attempt had shown.
 
     `tokens` and `logprobs` have the same length (at least 1); a null logprob is NaN. `version` is the label of the
     chunk, None where the server gave none. `text` is for convenience and never used to resume.
+    One is made per read of a stream, so it is a msgspec Struct: a tenth of the cost of a frozen dataclass.
     """
 
     tokens: Sequence[int]

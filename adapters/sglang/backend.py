@@ -174,6 +174,10 @@ class SGLangBackend:
         """Whether every worker is healthy by its own account."""
         return await self._parts.control.health(deadline=deadline)
 
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, as a worker spells it. Raises BackendUnreachable."""
+        return await self._parts.control.detokenize(tokens)
+
     async def tokenize(self, text: str) -> Sequence[int]:
         """Token ids of `text`. Raises BackendUnreachable when no worker can say."""
         return await self._parts.control.tokenize(text)

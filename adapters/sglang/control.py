@@ -84,19 +84,31 @@ class Control:
         """
         if self._tokenizer is not None:
             return token_ids(self._tokenizer(text))
+        found = await self._first_worker("tokenise", ("/v1/tokenize", "/tokenize"), {"prompt": text}, _server_tokens)
+        return found
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, by the first worker that can say. Raises BackendUnreachable when none can."""
+        paths, body = ("/v1/detokenize", "/detokenize"), {"tokens": list(tokens)}
+        return await self._first_worker("detokenise", paths, body, _server_text)
+
+    async def _first_worker(
+        self, what: str, paths: Sequence[str], body: dict[str, Any], read: Callable[[Any], T | None]
+    ) -> T:
         refusals: list[str] = []
         for worker in await self._workers(self._asker.timeout, refusals):
-            for path in ("/v1/tokenize", "/tokenize"):
-                reply = await self._try("POST", worker + path, {"prompt": text}, self._asker.timeout)
+            for path in paths:
+                reply = await self._try("POST", worker + path, body, self._asker.timeout)
                 if isinstance(reply, Reply) and reply.ok:
-                    found = _server_tokens(reply.json())
+                    found = read(reply.json())
                     if found is not None:
                         return found
                 refusals.append(f"{worker}{path}: {reply.words() if isinstance(reply, Reply) else reply}")
                 if not isinstance(reply, Reply) or reply.status != 404:  # noqa: PLR2004
                     break
         raise BackendUnreachable(
-            f"no worker can tokenise ({'; '.join(refusals) or 'none known'}): give tokenizer= or prompt_ids="
+            f"no worker can {what} ({'; '.join(refusals) or 'none known'})"
+            + (": give tokenizer= or prompt_ids=" if what == "tokenise" else "")
         )
 
     async def _workers(self, timeout: float, problems: list[str] | None = None) -> list[str]:
@@ -190,6 +202,11 @@ def _loads(data: Any) -> tuple[int | None, int | None]:
                 return None, None
             totals[place] += value
     return totals[0], totals[1]
+
+
+def _server_text(data: Any) -> str | None:
+    text = data.get("text") if isinstance(data, dict) else None
+    return text if isinstance(text, str) else None
 
 
 def _server_tokens(data: Any) -> list[int] | None:

@@ -44,7 +44,7 @@ class SSEDecoder:
         """Take the bytes of one read; return the payloads they completed. Raises StreamMalformed once broken."""
         if self.broken is not None:
             raise StreamMalformed(self.broken)
-        if self._after_cr or b"\r" in data:
+        if self._after_cr or data.find(b"\r") >= 0:
             data = self._unify(data)
         if (
             not self._size
@@ -68,19 +68,28 @@ class SSEDecoder:
 
     def _split(self, data: bytes) -> list[bytes]:
         payloads: list[bytes] = []
-        lines = data.split(b"\n")
-        rest = lines.pop()
-        if lines and self._parts:
-            self._size -= sum(map(len, self._parts))
-            lines[0] = b"".join((*self._parts, lines[0]))
-            self._parts = []
-        for line in lines:
+        at = 0
+        while (stop := data.find(b"\n", at)) >= 0:
+            if self._size == 0 and data.startswith(b"data: ", at) and data[stop + 1 : stop + 2] == b"\n":
+                self._begun = True
+                if stop - at - len("data: ") >= self.limit:
+                    self._break()
+                    return payloads
+                payloads.append(data[at + len("data: ") : stop])  # a whole event of one line, copied once
+                at = stop + 2
+                continue
+            line = data[at:stop]
+            at = stop + 1
+            if self._parts:
+                self._size -= sum(map(len, self._parts))
+                line = b"".join((*self._parts, line))
+                self._parts = []
             self._line(line, payloads)
             if self.broken is not None:
                 return payloads
-        if rest:
-            self._parts.append(rest)
-            self._size += len(rest)
+        if at < len(data):
+            self._parts.append(data[at:] if at else data)
+            self._size += len(data) - at
         self._check(FRAME)  # the field name of an unfinished line is counted, of a finished one it is not
         return payloads
 
@@ -108,5 +117,8 @@ class SSEDecoder:
 
     def _check(self, allowance: int = 0) -> bool:
         if self._size > self.limit + allowance:
-            self.broken = f"an event of more than {self.limit} bytes"
+            self._break()
         return self.broken is None
+
+    def _break(self) -> None:
+        self.broken = f"an event of more than {self.limit} bytes"

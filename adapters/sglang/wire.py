@@ -22,10 +22,12 @@ from msgspec import UNSET, MsgspecError, ValidationError
 
 from adapters.sglang.answers import Answer, end, error_answer, finish_answer, shorten, status_code
 from adapters.sglang.channels import ChannelReader
+from adapters.sglang.tail import TailCutter
 from adapters.sglang.wire_types import (
     CHUNK,
     META_FIELDS,
     SPANS,
+    TAIL_CHUNK,
     TERMINAL,
     TEXT_CHUNK,
     Chunk,
@@ -86,6 +88,7 @@ class WireDecoder:
         "_logprobs",
         "_rid",
         "_shown_text",
+        "_tail",
         "_texts",
         "_tokens",
         "ended",
@@ -107,6 +110,7 @@ class WireDecoder:
         self._label: str | None = None
         self._checksum = 0  # of all token ids shown and flushed; the ids themselves are the engine's to keep
         self._cumulative = False
+        self._tail = TailCutter()
         self._ending: StreamEnd | None = None
 
     def read(self, payloads: Sequence[bytes]) -> list[StreamEvent]:
@@ -135,40 +139,50 @@ class WireDecoder:
             self._payload(payload, events)
 
     def _newest(self, payloads: Sequence[bytes], events: list[StreamEvent]) -> None:
-        """Of each run of cumulative chunks with the same label, decode the newest only."""
-        labels = [_plain_label(payload) for payload in payloads]
+        """Of each run of cumulative chunks with the same label, decode the newest only.
+
+        A chunk that fits the length rule tells everything that those before it told. Where the newest does not fit,
+        all are decoded in order.
+        """
+        labels = [_plain_label(payload, self._tail.meta_at) for payload in payloads]
         overtaken: list[bytes] = []
-        for index, payload in enumerate(payloads):
-            label = labels[index]
-            if label is not None and index + 1 < len(labels) and label == labels[index + 1]:
+        for payload, label, following in zip(payloads, labels, (*labels[1:], None), strict=True):
+            if label is not None and label == following:
                 overtaken.append(payload)
                 continue
-            chunk = self._covering(payload) if overtaken else None
-            if chunk is None:
-                self._all((*overtaken, payload), events)
-            else:
+            try:
+                self._all((payload,), events)
                 self.skipped += len(overtaken)
-                self._apply(chunk, payload, events)
+            except (*GARBAGE, StreamMalformed):
+                self._all((*overtaken, payload), events)
             overtaken.clear()
 
-    def _covering(self, payload: bytes) -> Chunk | None:
-        """`payload` decoded, if it alone tells all that the chunks before it told: a full list that fits."""
+    def _payload(self, payload: bytes, events: list[StreamEvent]) -> None:
+        if payload == DONE:
+            self._finish(end(Answer.DONE, "[DONE] without a terminal chunk"))
+            return
+        if self._cumulative:
+            small = self._tail.cut(payload)
+            chunk = None if small is None else self._short(small)
+            if chunk is not None:
+                if chunk.meta_info.output_token_logprobs:  # type: ignore[union-attr]
+                    self._tail.keep(payload)
+                self._apply(chunk, payload, events)
+                return
+        self._apply(self._decode(payload), payload, events)
+        if self._cumulative and self._texts is None:
+            self._tail.learn(payload)
+
+    def _short(self, small: bytes) -> Chunk | None:
+        """A chunk whose earlier pairs were cut out, if what is left is exactly what is new."""
         try:
-            chunk = self._decode(payload)
+            chunk = TAIL_CHUNK.decode(small)
         except GARBAGE:
             return None
         meta = chunk.meta_info
         if meta is None or meta.output_token_logprobs is None or meta.completion_tokens is None:
             return None
-        pairs = meta.output_token_logprobs
-        covers = len(pairs) == meta.completion_tokens >= self.have and self._continues(pairs, self.have)
-        return chunk if covers else None
-
-    def _payload(self, payload: bytes, events: list[StreamEvent]) -> None:
-        if payload == DONE:
-            self._finish(end(Answer.DONE, "[DONE] without a terminal chunk"))
-        else:
-            self._apply(self._decode(payload), payload, events)
+        return chunk if len(meta.output_token_logprobs) == meta.completion_tokens - self.have else None
 
     def _apply(self, chunk: Chunk, payload: bytes, events: list[StreamEvent]) -> None:
         """Check one chunk as a whole, then commit it."""
@@ -350,12 +364,13 @@ def _numbers(meta: TerminalMeta) -> dict[str, int | float | str]:
     return {name: value for name, value in values if type(value) in {int, float, str}}
 
 
-def _plain_label(payload: bytes) -> bytes | None:
+def _plain_label(payload: bytes, meta_at: int) -> bytes | None:
     """The version label of an unfinished chunk by a search for bytes, or None where only decoding can tell.
 
-    An unescaped quote cannot be inside a JSON string, so what is found is a key.
+    The search begins at `meta_at`, where meta_info began in an earlier chunk. An unescaped quote cannot be inside a
+    JSON string, so what is found is a key.
     """
-    start = payload.find(NOT_FINISHED)
+    start = payload.find(NOT_FINISHED, meta_at)
     start = payload.find(LABEL, start) if start >= 0 else -1
     stop = payload.find(b'"', start + len(LABEL)) if start >= 0 else -1
     label = payload[start:stop] if stop >= 0 else b"\\"

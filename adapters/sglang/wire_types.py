@@ -51,6 +51,30 @@ class TextChunk(Chunk, gc=False):
     text: str | None = None
 
 
+class TailMeta(MetaInfo, gc=False):
+    """`meta_info` of a chunk whose earlier pairs were cut out; pairs with texts are not read this way."""
+
+    output_token_logprobs: list[tuple[float | None, TokenId, None]] | None = None
+
+
+class TailChunk(Chunk, gc=False):
+    """A chunk whose earlier pairs were cut out."""
+
+    meta_info: TailMeta | None = None
+
+
+class RawMeta(Struct, gc=False):
+    """`meta_info`, for the bytes of its list."""
+
+    output_token_logprobs: Raw
+
+
+class RawChunk(Struct, gc=False):
+    """A chunk, for the bytes of its list."""
+
+    meta_info: RawMeta
+
+
 class Span(Struct, gc=False):
     """One entry of `weight_versions`: half-open output-token range (SGLang 0.5.19 and later)."""
 
@@ -91,5 +115,7 @@ META_FIELDS = (
 
 CHUNK = Decoder(Chunk)
 TEXT_CHUNK = Decoder(TextChunk)
+TAIL_CHUNK = Decoder(TailChunk)
+RAW_CHUNK = Decoder(RawChunk)
 TERMINAL = Decoder(Terminal)
 SPANS = Decoder(list[Span] | None)
