@@ -14,6 +14,7 @@ from lifecycle.engine.settings import EngineSettings
 from lifecycle.log.journal import Journal
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition
+from lifecycle.stores.inline import InlineWriter
 from lifecycle.stores.protocol import Claim, SnapshotStore
 from lifecycle.stores.writer import StoreWriter, WriterSettings
 
@@ -21,22 +22,38 @@ T = TypeVar("T")
 
 
 class Storage:
-    """A `StoreWriter` with an event loop in front of it; does nothing without a store."""
+    """A writer with an event loop in front of it (a thread, or inline where the store asks for it); nothing without a store."""
 
     def __init__(self, store: SnapshotStore | None, journal: Journal, settings: EngineSettings) -> None:
         self._settings = settings
         self._fenced: deque[str] = deque()
         self._errors: deque[tuple[str, Exception]] = deque()
-        self.writer: StoreWriter | None = None
+        self.writer: StoreWriter | InlineWriter | None = None
         if store is not None:
-            self.writer = StoreWriter(
+            self.writer = self._writer(store, journal)
+
+    def _writer(self, store: SnapshotStore, journal: Journal) -> StoreWriter | InlineWriter:
+        owner, ttl = journal.identity.process_id, self._settings.lease_seconds
+        if getattr(store, "inline", False):
+            return InlineWriter(
                 store,
-                owner=journal.identity.process_id,
+                owner=owner,
+                ttl=ttl,
                 journal=journal,
-                settings=WriterSettings(ttl=settings.lease_seconds),
                 on_fenced=self._fenced.append,
-                on_error=lambda rollout_id, error: self._errors.append((rollout_id, error)),
+                on_error=self._refused,
             )
+        return StoreWriter(
+            store,
+            owner=owner,
+            journal=journal,
+            settings=WriterSettings(ttl=ttl),
+            on_fenced=self._fenced.append,
+            on_error=self._refused,
+        )
+
+    def _refused(self, rollout_id: str, error: Exception) -> None:
+        self._errors.append((rollout_id, error))
 
     @property
     def enabled(self) -> bool:
@@ -97,6 +114,9 @@ class Storage:
         if self.writer is None:
             return
         writer = self.writer
+        if isinstance(writer, InlineWriter):
+            writer.close()
+            return
         await anyio.to_thread.run_sync(lambda: writer.close(self._settings.close_timeout))
 
 

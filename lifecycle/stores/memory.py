@@ -15,6 +15,9 @@ from lifecycle.stores.rules import Head
 class MemoryStore(BaseStore):
     """Keeps encoded snapshots in a dict; everything written is as durable as the process at once."""
 
+    inline = True
+    """An engine writes to it directly, without a writer's thread in between."""
+
     def __init__(self, *, clock: Clock = time.time) -> None:
         super().__init__(clock)
         self._heads: dict[str, Head] = {}
