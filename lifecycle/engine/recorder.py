@@ -117,6 +117,7 @@ class Recorder:
                 else round(max(0.0, first - attempts[0].dispatched_at), 6),
                 worker=attempts[-1].worker if attempts else None,
                 carries=rollout.carries,
+                versions=len({span.version for span in rollout.spans}),
             )
         )
         self.journal.flush()

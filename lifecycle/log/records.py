@@ -71,7 +71,9 @@ class RolloutRestored(RolloutRecord, kw_only=True, tag="rollout.restored"):
 
 
 class RolloutRest(RolloutRecord, kw_only=True, tag="rollout.rest"):
-    """A rollout came to rest. `spans` are [version, start, end, source]; `duration_s` counts from submit."""
+    """A rollout came to rest. `spans` are [version, start, end, source], `versions` how many different versions they
+    name; `duration_s` counts from submit.
+    """
 
     state: str
     tokens: int
@@ -86,6 +88,7 @@ class RolloutRest(RolloutRecord, kw_only=True, tag="rollout.rest"):
     first_token_s: float | None
     worker: str | None
     carries: int
+    versions: int = 0
 
 
 class RolloutDisposition(RolloutRecord, kw_only=True, tag="rollout.disposition"):
