@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lifecycle.errors import ConfigurationError, SnapshotError, StoreUnavailable
 from lifecycle.stores.base import Clock
-from lifecycle.stores.protocol import StoreTooNew
 from lifecycle.stores.sql import SqlStore
 
 if TYPE_CHECKING:
@@ -39,8 +38,12 @@ class PostgresStore(SqlStore):
         self._dsn = self._checked(dsn, connect_timeout)
         self.name = self._describe()
         self._held: psycopg.Connection[tuple[Any, ...]] | None = None
-        with self._guarded():
-            self._prepare(create=create)
+        try:
+            with self._guarded():
+                self._prepare(create=create)
+        except BaseException:
+            self._shut()
+            raise
 
     def _checked(self, dsn: str, connect_timeout: int) -> dict[str, Any]:
         try:
@@ -68,11 +71,7 @@ class PostgresStore(SqlStore):
     def _create(self, where: str) -> None:
         self._begin()
         self._query("SELECT pg_advisory_xact_lock(?)", CREATE_LOCK)
-        try:
-            super()._create(where)
-        except StoreTooNew:
-            self._rollback()
-            raise
+        super()._create(where)
 
     @property
     def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
