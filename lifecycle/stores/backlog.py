@@ -18,7 +18,7 @@ TOKEN_BYTES = 12  # int32 and float64
 class Entry:
     """Everything that is to be saved of one rollout: a snapshot, the tails after it, then a disposition.
 
-    `ticket` numbers entries in the order in which they were begun.
+    `ticket` numbers entries in the order in which they were begun; `anew` says that it began with a fresh rollout.
     """
 
     id: str
@@ -26,6 +26,7 @@ class Entry:
     epoch: int
     snapshot: Snapshot | None = None
     rollback: bool = False
+    anew: bool = False
     tails: list[Tail] = field(default_factory=list)
     disposition: Disposition | None = None
     size: int = ENTRY_BYTES
@@ -54,7 +55,9 @@ class Backlog:
 
     def put(self, snapshot: Snapshot, epoch: int, *, rollback: bool) -> None:
         """A newer snapshot takes the place of an older one that still waits, and of its tails."""
-        entry = self._entry(snapshot.id, epoch, anew=_is_fresh(snapshot))
+        fresh = snapshot.state is RolloutState.PENDING and snapshot.attempt == 0
+        entry = self._entry(snapshot.id, epoch, fresh=fresh)
+        entry.anew = entry.anew or fresh
         entry.snapshot, entry.tails = snapshot, []
         entry.rollback = entry.rollback or rollback
         if entry.disposition not in ENDING_DISPOSITIONS:
@@ -84,10 +87,10 @@ class Backlog:
         self.size -= size
         return taken
 
-    def _entry(self, rollout_id: str, epoch: int, *, anew: bool = False) -> Entry:
+    def _entry(self, rollout_id: str, epoch: int, *, fresh: bool = False) -> Entry:
         """The entry to merge into; a new one for a new life of an old id, or for another epoch."""
         entry = self._newest.get(rollout_id)
-        if entry is None or entry.epoch != epoch or (anew and entry.disposition is not None):
+        if entry is None or entry.epoch != epoch or (fresh and entry.disposition is not None):
             self.ticket += 1
             entry = self._newest[rollout_id] = Entry(rollout_id, self.ticket, epoch)
             self.entries.append(entry)
@@ -123,10 +126,6 @@ def _join(first: Tail, second: Tail) -> Tail:
         text=text,
         text_start=start,
     )
-
-
-def _is_fresh(snapshot: Snapshot) -> bool:
-    return snapshot.state is RolloutState.PENDING and snapshot.attempt == 0
 
 
 def _snapshot_bytes(snapshot: Snapshot) -> int:

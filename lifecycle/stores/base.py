@@ -128,7 +128,16 @@ class BaseStore(ABC):
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def put(self, snapshot: Snapshot, epoch: int, *, owner: str, ttl: float, rollback: bool = False) -> None:
+    def put(
+        self,
+        snapshot: Snapshot,
+        epoch: int,
+        *,
+        owner: str,
+        ttl: float,
+        rollback: bool = False,
+        anew: bool = False,
+    ) -> None:
         """Store a whole snapshot; it takes the place of what was stored, tails included."""
         payload = _encoded(snapshot)
         new = head_of(snapshot, epoch, owner, self._clock())
@@ -137,13 +146,13 @@ class BaseStore(ABC):
             if head is None and not self._insert(new, payload):
                 head = self._find(snapshot.id)
             if head is not None:
-                self._replace(self._judged(head, new, snapshot, rollback=rollback), payload)
+                self._replace(self._judged(head, new, snapshot, rollback=rollback, anew=anew), payload)
             self._keep_lease(owner, ttl)
 
-    def _judged(self, head: Head, new: Head, snapshot: Snapshot, *, rollback: bool) -> Head:
+    def _judged(self, head: Head, new: Head, snapshot: Snapshot, *, rollback: bool, anew: bool) -> Head:
         owner = new.owner or ""
         judge_owner(head, new.epoch, owner, leased=head.owner is not None and self._leased(head.owner))
-        if begins_anew(head, snapshot, new.epoch):
+        if begins_anew(head, new.epoch, anew=anew):
             return new
         judge_put(head, new, rollback=rollback)
         if not rollback and not same_prefix(head, snapshot):

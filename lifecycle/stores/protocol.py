@@ -65,7 +65,7 @@ class SnapshotStore(Protocol):
 
     Epochs come from one counter in the store (`new_epoch`, `claim`), so two processes never hold the same one. A put
     with a higher epoch than is stored begins a new life under an old id, once no living owner's lease holds it; so
-    does, in the same epoch, the put of a fresh rollout (pending, attempt 0) over one that has ended.
+    does, in the same epoch, a put with `anew=True` over one that has ended.
     Leases are kept per owner, not per rollout: a write extends its owner's, and renewing costs one row.
     """
 
@@ -73,8 +73,20 @@ class SnapshotStore(Protocol):
         """An epoch above every one handed out before, durably: for the rollouts that a process submits itself."""
         ...
 
-    def put(self, snapshot: Snapshot, epoch: int, *, owner: str, ttl: float, rollback: bool = False) -> None:
-        """Store a whole snapshot; it takes the place of what was stored, tails included."""
+    def put(
+        self,
+        snapshot: Snapshot,
+        epoch: int,
+        *,
+        owner: str,
+        ttl: float,
+        rollback: bool = False,
+        anew: bool = False,
+    ) -> None:
+        """Store a whole snapshot; it takes the place of what was stored, tails included.
+
+        `anew`: the rollout was submitted afresh, so one of the same id that has ended is another one, and is replaced.
+        """
         ...
 
     def append(self, tail: Tail, epoch: int) -> None:

@@ -75,11 +75,9 @@ def judge_owner(head: Head, epoch: int, owner: str, *, leased: bool) -> None:
         raise Fenced(head.id, epoch, head.epoch)
 
 
-def begins_anew(head: Head, snapshot: Snapshot, epoch: int) -> bool:
+def begins_anew(head: Head, epoch: int, *, anew: bool) -> bool:
     """A new life under an old id: submitted by a later process, or again after the stored one has ended."""
-    if epoch > head.epoch:
-        return True
-    return head.ended and snapshot.state is RolloutState.PENDING and snapshot.attempt == 0
+    return epoch > head.epoch or (anew and head.ended)
 
 
 def judge_put(head: Head, new: Head, *, rollback: bool) -> None:

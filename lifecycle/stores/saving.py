@@ -76,7 +76,14 @@ class Saver:
             return
         entry.condense()
         if entry.snapshot is not None:
-            self._store.put(entry.snapshot, epoch, owner=self._owner, ttl=self._ttl, rollback=entry.rollback)
+            self._store.put(
+                entry.snapshot,
+                epoch,
+                owner=self._owner,
+                ttl=self._ttl,
+                rollback=entry.rollback,
+                anew=entry.anew,
+            )
         for tail in entry.tails:
             self._store.append(tail, epoch)
         if entry.disposition is not None:

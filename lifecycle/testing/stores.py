@@ -285,13 +285,18 @@ class StoreContract:
         self.put(snapshot(tokens=5, state=RolloutState.COMPLETED))
 
     def test_an_ended_id_may_begin_anew(self) -> None:
-        """Once a rollout is delivered, or given up, a fresh one may be stored under its id."""
+        """Once a rollout is delivered, or given up, a fresh one may be stored under its id, if it is said to be one."""
         self.put(snapshot(tokens=5, state=RolloutState.COMPLETED))
+        with refused():
+            self.put(snapshot(), anew=True)
         self.mark("r1", Disposition.DELIVERED)
-        self.put(snapshot())
-        assert same(self.store.load("r1"), snapshot())
-        self.put(snapshot(state=RolloutState.DISCARDED))
-        self.put(snapshot())
+        with refused():
+            self.put(snapshot())
+        self.put(snapshot(tokens=6, state=RolloutState.COMPLETED), anew=True)
+        assert same(self.store.load("r1"), snapshot(tokens=6, state=RolloutState.COMPLETED))
+        self.mark("r1", Disposition.STALE)
+        self.put(snapshot(state=RolloutState.DISCARDED), anew=True)
+        self.put(snapshot(), anew=True)
         assert same(self.store.load("r1"), snapshot())
 
     # -- tails ---------------------------------------------------------------------------------------------------
