@@ -55,7 +55,7 @@ class Backlog:
 
     def put(self, snapshot: Snapshot, epoch: int, *, rollback: bool) -> None:
         """A newer snapshot takes the place of an older one that still waits, and of its tails."""
-        fresh = snapshot.state is RolloutState.PENDING and snapshot.attempt == 0
+        fresh = is_fresh(snapshot)
         entry = self._entry(snapshot.id, epoch, fresh=fresh)
         entry.anew = entry.anew or fresh
         entry.snapshot, entry.tails = snapshot, []
@@ -100,6 +100,11 @@ class Backlog:
     def _resize(self, entry: Entry, size: int) -> None:
         self.size += size - entry.size
         entry.size = size
+
+
+def is_fresh(snapshot: Snapshot) -> bool:
+    """Whether it may be the first snapshot of a rollout that was submitted afresh."""
+    return snapshot.state is RolloutState.PENDING and snapshot.attempt == 0
 
 
 def joined(tails: Sequence[Tail]) -> list[Tail]:

@@ -29,6 +29,13 @@ class Tally:
         self.marks += entry.disposition is not None
         self.size += entry.size
 
+    def merge(self, other: Tally) -> None:
+        """Count what another group held."""
+        self.snapshots += other.snapshots
+        self.tails += other.tails
+        self.marks += other.marks
+        self.size += other.size
+
 
 class Saver:
     """Everything a writer's thread does with its store. Used by that thread alone.
