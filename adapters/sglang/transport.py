@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
@@ -108,24 +109,41 @@ class HttpxResponse:
         self._response = response
         self._chunks: AsyncIterator[bytes] = response.aiter_raw()
         self._pool: _Pool | None = pool
+        self._reading = False
+        self._over = False  # the chain of generators inside httpx has ended, one way or another
 
     async def read(self) -> bytes:
         """The bytes of one read, b"" at the end."""
+        self._reading = True
         try:
             return await anext(self._chunks)
         except StopAsyncIteration:
+            self._over = True
             return b""
         except BROKEN as problem:
+            self._over = True
             raise StreamCut(describe(problem)) from None
+        except BaseException:
+            self._over = True
+            raise
+        finally:
+            self._reading = False
 
     async def close(self) -> None:
-        """Close at once; bounded, and shielded from a cancellation that is already under way."""
+        """Close at once; bounded, and shielded from a cancellation that is already under way.
+
+        httpx leaves its generators suspended when a body is given up half-way, and trio complains of each. Reading
+        on after the connection is closed ends them all with the error that this brings.
+        """
         pool, self._pool = self._pool, None
         if pool is None:
             return
         pool.streams -= 1
         with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(*BROKEN):
             await self._response.aclose()
+        while not self._over and not self._reading:
+            with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(StreamCut):
+                await self.read()
 
 
 class HttpxTransport:
@@ -146,16 +164,15 @@ class HttpxTransport:
     ) -> None:
         self._timeout = httpx.Timeout(None, connect=connect_timeout)
         self._given: _Pool | None = None
-        self._pools: list[_Pool] = []
+        self._pools: dict[bool, list[_Pool]] = {False: [], True: []}  # by whether they speak TLS
+        self._contexts: dict[bool, ssl.SSLContext] = {}
         if client is not None:
             check_client(client, max_connections or DEFAULT_IN_FLIGHT)
             self._given = _Pool(client)
-        else:
-            self._ssl = httpx.create_ssl_context()
 
     async def open(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
         """Send and wait for the header."""
-        pool = self._given or self._roomy_pool()
+        pool = self._given or self._roomy_pool(url.startswith("https:"))
         request = pool.client.build_request(
             method, url, content=body, headers={**HEADERS, **headers}, timeout=self._timeout
         )
@@ -170,22 +187,31 @@ class HttpxTransport:
                 raise StreamCut(describe(problem)) from None
             raise
 
-    def _roomy_pool(self) -> _Pool:
-        for pool in self._pools:
+    def _roomy_pool(self, tls: bool) -> _Pool:
+        for pool in self._pools[tls]:
             if pool.streams < STREAMS_PER_POOL:
                 return pool
         limits = httpx.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
         )
-        pool = _Pool(
-            httpx.AsyncClient(limits=limits, verify=self._ssl, trust_env=False, timeout=self._timeout)
+        client = httpx.AsyncClient(
+            limits=limits, verify=self._context(tls), trust_env=False, timeout=self._timeout
         )
-        self._pools.append(pool)
+        pool = _Pool(client)
+        self._pools[tls].append(pool)
         return pool
+
+    def _context(self, tls: bool) -> ssl.SSLContext:
+        """One for all pools: reading the certificates takes tens of ms. Plain HTTP gets one that trusts nobody."""
+        if tls not in self._contexts:
+            self._contexts[tls] = (
+                httpx.create_ssl_context() if tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            )
+        return self._contexts[tls]
 
     async def aclose(self) -> None:
         """Close the pools made here; a client of the caller's stays open."""
-        for pool in self._pools:
+        for pool in (*self._pools[False], *self._pools[True]):
             await pool.client.aclose()
 
 

@@ -32,10 +32,10 @@ def transport(runtime: str) -> str:
 
 @pytest.fixture
 def backend_of(transport: str) -> Callable[..., SGLangBackend]:
-    """Makes backends on this runtime's transport; time-outs short enough for tests of silence."""
+    """Makes backends on this runtime's transport."""
 
     def make(url: str | list[str], **settings: Any) -> SGLangBackend:
-        settings = {"transport": transport, "control_timeout": 2.0, "connect_timeout": 2.0} | settings
+        settings = {"transport": transport, "control_timeout": 10.0, "connect_timeout": 10.0} | settings
         return SGLangBackend(url, **settings)
 
     return make

@@ -140,5 +140,7 @@ def test_half_a_character_appears_at_the_end_only() -> None:
 
 
 def test_special_tokens_have_no_text() -> None:
-    """Special tokens spell nothing; ids that no tokenizer entry has are written as id 0, as seen on 0.5.23."""
-    assert decode([EOS_ID, 300, *encode("a")]) == "!a"
+    """Special tokens spell nothing; an id without a tokenizer entry is ``!`` in a stream, as seen on 0.5.23."""
+    tokens = [EOS_ID, 300, *encode("a")]
+    assert decode(tokens) == "a"
+    assert TextStream().push(tokens) == "!a"
