@@ -3,7 +3,8 @@
 Binary form of one record (`Snapshot` or `Tail`), all integers little-endian:
 
     magic b"RLSN"  |  schema u16  |  kind u8 (1 snapshot, 2 tail)  |  0 u8  |  payload length u32
-    payload: MessagePack map by field name; token ids as int32, logprobs as float64, both packed
+    payload: MessagePack map by field name; token ids as int32, logprobs as float64, both packed;
+             `sampling_params`, `metadata` and `extra` as MessagePack knows them (a tuple comes back as a list)
     blake2b-128 over everything before it
 
 Evolution rule: any change of a field's name, type or meaning raises `SCHEMA`. A reader reads its own schema and all
@@ -93,13 +94,13 @@ class _PackedRequest(msgspec.Struct, forbid_unknown_fields=True):
     prompt_ids: bytes | None
     text: str | None
     max_new_tokens: int
-    sampling_params: dict[str, Any]
+    sampling_params: dict[Any, Any]
     group_id: str | None
     group_size: int
     index: int
-    metadata: dict[str, Any]
+    metadata: dict[Any, Any]
     routing_key: str | None
-    extra: dict[str, Any]
+    extra: dict[Any, Any]
 
 
 _PackedSpans = list[tuple[str, int, int, str]]

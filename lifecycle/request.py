@@ -26,6 +26,7 @@ RESERVED_EXTRA = {
     "return_logprob": "logprobs are always requested",
     "n": "one request is one sample",
 }
+LARGEST_ID = 2**31 - 1  # ids are kept as int32
 MULTIMODAL = ("image_data", "audio_data", "video_data")
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -93,9 +94,9 @@ class RolloutRequest:
         ids = self.prompt_ids if isinstance(self.prompt_ids, tuple) else tuple(self.prompt_ids)
         if not ids:
             raise ConfigurationError(f"request {self.id!r}: prompt_ids must not be empty")
-        if set(map(type, ids)) != {int} or min(ids) < 0:
+        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > LARGEST_ID:
             raise ConfigurationError(
-                f"request {self.id!r}: prompt_ids must be token ids, whole numbers from 0"
+                f"request {self.id!r}: prompt_ids must be token ids, whole numbers from 0 to {LARGEST_ID}"
             )
         object.__setattr__(self, "prompt_ids", ids)
 
