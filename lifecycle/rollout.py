@@ -117,6 +117,7 @@ class Rollout(RolloutCursor):
         "seq",
         "submitted_at",
         "text_ends",
+        "text_whole",
         "texts",
         "tokens",
     )
@@ -137,6 +138,7 @@ class Rollout(RolloutCursor):
         self.logprobs = array("d")
         self._spans: list[list[Any]] = []
         self.texts: list[str] = []
+        self.text_whole = True
         self.text_ends = array("i")  # how many tokens were held when each piece of text came
         self.channels: dict[str, Channel] = {}
         self.attempts: list[Attempt] = []
@@ -186,8 +188,12 @@ class Rollout(RolloutCursor):
 
     @property
     def text(self) -> str | None:
-        """The text pieces the server sent, joined; for convenience only, None where it sent none."""
-        return "".join(self.texts) if self.texts else None
+        """The text pieces the server sent, joined; for convenience only.
+
+        None where a piece is missing or not to be trusted: the text of an abort may be cut, repeated or garbled
+        (SGLang 0.5.4 to 0.5.23), and a character split by a resume is lost. The tokens are the truth.
+        """
+        return "".join(self.texts) if self.texts and self.text_whole else None
 
     @property
     def spans(self) -> tuple[VersionSpan, ...]:
@@ -224,7 +230,7 @@ class Rollout(RolloutCursor):
         if dest is not source:
             self.entered_at = now
             self.reason, self.detail = reason, detail
-            if outcome is not None or trigger is Trigger.DISPATCH:
+            if outcome is not None or trigger in {Trigger.DISPATCH, Trigger.RESTORE}:
                 self.outcome = outcome
         self.seq += 1
         return Change(trigger, source, dest, dwell, len(self.tokens), new_tokens, 0, reason, detail, outcome)
@@ -274,7 +280,9 @@ class Rollout(RolloutCursor):
         self.logprobs.extend(piece.logprobs)
         if piece.version is not None:
             self._label(piece.version, start, start + count)
-        if piece.text:
+        if piece.text is None:
+            self.text_whole = False
+        elif piece.text:
             self.texts.append(piece.text)
             self.text_ends.append(len(self.tokens))
         current = self.attempts[-1]
@@ -299,12 +307,15 @@ class Rollout(RolloutCursor):
         change = self.move(trigger, now, reason=reason, detail=end.detail)
         if trigger is Trigger.FINISH:
             self.finish_reason, self.matched = end.finish_reason, end.matched
+        elif self.tokens:
+            self.text_whole = False
         self.close_attempt(change, wall, worker=str(end.meta["worker"]) if "worker" in end.meta else None)
         return change, anomaly
 
     def expire(self, reason: Reason, now: float, wall: float) -> Change:
         """Give up waiting for an abort to be answered."""
         change = self.move(Trigger.EXPIRE, now, reason=self.abort_reason or reason, detail=str(reason))
+        self.text_whole = self.text_whole and not self.tokens
         self.close_attempt(change, wall)
         return change
 
@@ -329,6 +340,7 @@ class Rollout(RolloutCursor):
         del self.tokens[:], self.logprobs[:]
         self._spans.clear()
         self.texts.clear()
+        self.text_whole = True
         del self.text_ends[:]
         self.channels.clear()
         self.attempt_start = 0

@@ -243,6 +243,7 @@ def revive(snapshot: Snapshot, *, now: float, policy: Policy = DEFAULT_POLICY) -
     rollout.logprobs = snapshot.logprobs[:]
     rollout.set_spans(snapshot.spans)
     rollout.texts = [snapshot.text] if snapshot.text else []
+    rollout.text_whole = not snapshot.tokens or (snapshot.text is not None and not in_flight)
     rollout.text_ends = array("i", [len(rollout.tokens)] * len(rollout.texts))
     rollout.attempt = snapshot.attempt
     rollout.attempt_start = len(rollout.tokens)

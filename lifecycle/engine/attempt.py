@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lifecycle.engine.core import Core
 from lifecycle.engine.flight import Flight
-from lifecycle.errors import BackendError
+from lifecycle.errors import BackendUnreachable, LifecycleError
 from lifecycle.events import Anomaly, EndKind, StreamEnd
 from lifecycle.rollout import Rollout
 from lifecycle.states import Reason
@@ -19,29 +19,34 @@ if TYPE_CHECKING:
 async def fly(core: Core, backend: Backend, flight: Flight) -> None:
     """Send one attempt and apply what its stream says until the attempt is over.
 
-    Shielded: a cancellation from outside ends the engine in order, not its streams at random. `flight.scope` is
-    cancelled by the engine alone, after the attempt was closed in the books.
+    Runs within `flight.scope`, which the engine alone cancels, after the attempt was closed in the books.
     """
-    with flight.scope:
-        try:
-            async with aclosing(cast("Any", backend.stream(flight.rollout.call()))) as batches:
-                async for batch in batches:
-                    if core.absorb(flight, batch):
-                        return
-            end = StreamEnd(EndKind.LOST, Reason.TRUNCATED, "the stream ended without an end event")
-        except Exception as error:  # noqa: BLE001  an adapter that raises must not take the other rollouts with it
-            name = type(error).__name__
-            core.recorder.anomaly(flight.rollout, flight.rid, Anomaly("backend_raised", name))
-            end = StreamEnd(EndKind.REJECTED, Reason.MALFORMED, f"the backend raised {name}")
-        if core.flights.get(flight.rid) is flight:
-            core.ended(flight, end)
+    try:
+        async with aclosing(cast("Any", backend.stream(flight.rollout.call()))) as batches:
+            async for batch in batches:
+                if core.absorb(flight, batch):
+                    return
+        end = StreamEnd(EndKind.LOST, Reason.TRUNCATED, "the stream ended without an end event")
+    except Exception as error:  # noqa: BLE001  an adapter that raises must not take the other rollouts with it
+        name = type(error).__name__
+        core.recorder.anomaly(flight.rollout, flight.rid, Anomaly("backend_raised", name))
+        end = StreamEnd(EndKind.REJECTED, Reason.MALFORMED, f"the backend raised {name}")
+    if core.flights.get(flight.rid) is flight:
+        core.ended(flight, end)
 
 
 async def prepare(core: Core, backend: Backend, rollout: Rollout) -> None:
     """Turn a text prompt into ids, once, before its first dispatch."""
     try:
-        ids = await backend.tokenize(rollout.request.text or "")
-    except BackendError:
-        core.prepared(rollout, None)
+        ids = tuple(await backend.tokenize(rollout.request.text or ""))
+    except BackendUnreachable as error:
+        core.unprepared(rollout, str(error))
+    except LifecycleError as error:
+        core.unpreparable(rollout, str(error))
+    except Exception as error:  # noqa: BLE001  an adapter that raises must not take the other rollouts with it
+        core.unpreparable(rollout, f"tokenising raised {type(error).__name__}")
     else:
-        core.prepared(rollout, ids)
+        if ids:
+            core.prepared(rollout, ids)
+        else:
+            core.unpreparable(rollout, "the prompt has no tokens")

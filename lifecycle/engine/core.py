@@ -51,6 +51,7 @@ class Core:
         self.gate_since = 0.0
         self.servers_paused = False
         self.attempts = 0
+        self.give_ups = 0  # probes that failed after an outage had lasted too long
         self.fenced: set[str] = set()
         self.waiters = Waiters()
         self.on_rest: list[Callable[[Rollout], None]] = []
@@ -111,22 +112,31 @@ class Core:
 
     def pump(self) -> None:
         """Dispatch what may be dispatched now."""
-        while self.gate.state is GateState.OPEN:
+        while self._has_room:
             now = self.clock.monotonic()
-            if len(self.flights) + len(self.preparing) >= self.settings.max_in_flight or self.outage.blocks(
-                now
-            ):
-                return
-            rollout = self.queue.pop(now)
+            rollout = None if self.outage.blocks(now) else self.queue.pop(now)
             if rollout is None:
                 return
             if rollout.budget == 0:
                 self._finish_unsent(rollout, now)
             elif rollout.prompt_ids is None:
                 self.preparing.add(rollout.id)
+                self.outage.probing = self.outage.active
                 self.on_prepare(rollout)
             else:
                 self._launch(rollout, now)
+
+    @property
+    def _has_room(self) -> bool:
+        under_way = len(self.flights) + len(self.preparing)
+        return self.gate.state is GateState.OPEN and under_way < self.settings.max_in_flight
+
+    def next_dispatch(self) -> float | None:
+        """When `pump` has something to do next; None while only news can change that."""
+        due = self.queue.next_due()
+        if due is None or self.outage.probing or not self._has_room:
+            return None
+        return max(due, self.outage.retry_at) if self.outage.active else due
 
     def _finish_unsent(self, rollout: Rollout, now: float) -> None:
         change = rollout.move(Trigger.FINISH, now, reason=Reason.LENGTH)
@@ -146,18 +156,28 @@ class Core:
         self.flights[rid] = flight
         self.on_launch(flight)
 
-    def prepared(self, rollout: Rollout, ids: Sequence[int] | None) -> None:
-        """The prompt's ids are known; None: no worker could say, try again later."""
+    def prepared(self, rollout: Rollout, ids: tuple[int, ...]) -> None:
+        """The prompt's ids are known."""
         self.preparing.discard(rollout.id)
-        if ids is None:
-            self._note_outage(Reason.UNREACHABLE, "no worker could tokenise the prompt")
-        else:
-            rollout.prompt_ids = tuple(ids)
+        self.outage.probe_ended()
+        rollout.prompt_ids = ids
         if rollout.state is RolloutState.PENDING:
-            if ids is None and self.outage.expired(self.clock.monotonic()):
-                self.request_abort(rollout, Reason.UNREACHABLE, by_caller=False, timeout=0.0)
-                return
             self.enqueue(rollout)
+
+    def unprepared(self, rollout: Rollout, detail: str) -> None:
+        """No worker could be asked for the prompt's ids: the same again later."""
+        self.preparing.discard(rollout.id)
+        if rollout.state is RolloutState.PENDING:
+            self.enqueue(rollout)
+        self._note_outage(Reason.UNREACHABLE, detail)
+
+    def unpreparable(self, rollout: Rollout, detail: str) -> None:
+        """The prompt has no ids and never will."""
+        self.preparing.discard(rollout.id)
+        self.outage.probe_ended()
+        if rollout.state is RolloutState.PENDING:
+            now = self.clock.monotonic()
+            self.settle(rollout, rollout.move(Trigger.REJECT, now, reason=Reason.MALFORMED, detail=detail))
 
     # -- what streams say --------------------------------------------------------------------------------------
 
@@ -195,7 +215,7 @@ class Core:
 
     def _observe(self, flight: Flight, event: TokenSlice, now: float) -> StreamEnd | None:
         rollout = flight.rollout
-        wall = self.clock.wall() if rollout.state is RolloutState.STREAMING else 0.0
+        wall = self.clock.wall() if rollout.attempts[-1].first_token_at is None else 0.0
         try:
             change = rollout.observe(event, now, wall)
         except StreamMalformed as error:
@@ -254,10 +274,11 @@ class Core:
         if delay is not None:
             self.recorder.outage(reason, detail, self.outage.failures, delay)
             if self.outage.expired(now):
-                self.give_up_pending()
+                self.give_ups += 1
+                self._give_up_pending()
         self.wake()
 
-    def give_up_pending(self) -> None:
+    def _give_up_pending(self) -> None:
         """The backend has been out for too long: what waits for it comes to rest, resumable."""
         for rollout in [r for r in self.rollouts.values() if r.state is RolloutState.PENDING]:
             self.request_abort(rollout, Reason.UNREACHABLE, by_caller=False, timeout=0.0)

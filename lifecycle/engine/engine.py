@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.abc
 
 from lifecycle._version import __version__
 from lifecycle.backend import Backend, UpdateMode
-from lifecycle.engine.aborts import Aborts, PendingAbort
+from lifecycle.engine.aborts import Aborts
 from lifecycle.engine.attempt import fly, prepare
 from lifecycle.engine.collecting import Batch, Collector, Filter, OnGroup
 from lifecycle.engine.core import Core
@@ -25,6 +24,7 @@ from lifecycle.engine.recorder import Recorder, outcome_at_rest
 from lifecycle.engine.reports import AbortReport, EngineStats, RestoreReport
 from lifecycle.engine.settings import Clock, EngineSettings, LoopClock
 from lifecycle.engine.storage import Storage
+from lifecycle.engine.tasks import EngineTasks
 from lifecycle.engine.timekeeper import Timekeeper
 from lifecycle.engine.updates import Updates
 from lifecycle.errors import ConfigurationError, EngineClosed
@@ -34,7 +34,7 @@ from lifecycle.policy import DEFAULT_POLICY, Policy
 from lifecycle.request import RolloutRequest
 from lifecycle.rollout import Rollout
 from lifecycle.snapshot import Snapshot
-from lifecycle.states import Disposition, GateTrigger, Reason, RolloutState
+from lifecycle.states import Disposition, GateTrigger, Reason
 from lifecycle.versions import VersionOrder
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ class LifecycleEngine:
         self._intake = Intake(self)
         self._collector = Collector(self)
         self._updates = Updates(self, backend, self._aborts)
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self._timekeeper: Timekeeper | None = None
+        self._tasks: EngineTasks | None = None
         self._closed = False
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -94,37 +93,34 @@ class LifecycleEngine:
         """Start; from here on rollouts can be submitted."""
         if self._tasks is not None or self._closed:
             raise EngineClosed("an engine can be entered once")
-        core, tasks = self.core, anyio.create_task_group()
-        self._tasks = await tasks.__aenter__()
-        self._timekeeper = Timekeeper(core, self._aborts, self._start_send)
+        core, tasks = self.core, EngineTasks()
+        await tasks.open()
+        self._tasks = tasks
+        timekeeper = Timekeeper(core, self._aborts, lambda batch: tasks.start(self._aborts.send, batch))
         core.gate_since = core.clock.monotonic()
-        core.wake = self._timekeeper.wake
-        core.on_launch = lambda flight: tasks.start_soon(fly, core, self._backend, flight)
-        core.on_prepare = lambda rollout: tasks.start_soon(prepare, core, self._backend, rollout)
+        core.wake = timekeeper.wake
+        core.on_launch = lambda flight: tasks.start(fly, core, self._backend, flight, scope=flight.scope)
+        core.on_prepare = lambda rollout: tasks.start(prepare, core, self._backend, rollout)
         core.on_abort = self._aborts.add
         core.on_gone = self._aborts.resolve
-        core.on_malformed = lambda ref: tasks.start_soon(self._aborts.dismiss, ref)
+        core.on_malformed = lambda ref: tasks.start(self._aborts.dismiss, ref)
         core.recorder.started(__version__, {**asdict(self.settings), "policy": asdict(self.policy)})
         self._journal.flush()
-        tasks.start_soon(self._timekeeper.run)
+        tasks.start(timekeeper.run)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         """Close in order, whatever the reason, within bounded time."""
-        tasks, timekeeper = self._tasks, self._timekeeper
-        assert tasks is not None
-        assert timekeeper is not None
-        with anyio.CancelScope(shield=True):
-            await self.close()
-        timekeeper.stopped = True
-        timekeeper.wake()
-        tasks.cancel_scope.cancel()
-        if isinstance(error, anyio.get_cancelled_exc_class()):
-            return await tasks.__aexit__(kind, error, trace)
-        await tasks.__aexit__(None, None, None)  # the caller's exception goes on as it is, not in a group
-        return None
+        assert self._tasks is not None
+        swallow = None
+        try:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+        finally:
+            swallow = await self._tasks.close(kind, error, trace)
+        return swallow
 
     async def close(self, reason: Reason = Reason.SHUTDOWN) -> None:
         """Dispatch nothing any more, bring everything to rest, save, say so. Closing twice does nothing."""
@@ -366,10 +362,6 @@ class LifecycleEngine:
             while not rollout.at_rest:
                 await self.core.waiters.rest_event(rollout).wait()
 
-    def _start_send(self, batch: list[PendingAbort]) -> None:
-        assert self._tasks is not None
-        self._tasks.start_soon(self._aborts.send, batch)
-
     def _check_open(self) -> None:
         if self._tasks is None or self._closed:
             raise EngineClosed("the engine is not open: use it inside `async with LifecycleEngine(...)`")
@@ -389,8 +381,4 @@ class LifecycleEngine:
         rollouts = self.core.rollouts.values()
         if group is not None:
             return [rollout for rollout in rollouts if rollout.request.group == group]
-        return [
-            rollout
-            for rollout in rollouts
-            if rollout.state is not RolloutState.COMPLETED and not rollout.at_rest
-        ]
+        return [rollout for rollout in rollouts if not rollout.at_rest]

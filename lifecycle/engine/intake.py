@@ -9,7 +9,7 @@ from lifecycle.policy import Policy
 from lifecycle.request import RolloutRequest
 from lifecycle.rollout import Rollout
 from lifecycle.snapshot import Snapshot, revive
-from lifecycle.states import Reason, RolloutState
+from lifecycle.states import Disposition, Reason, RolloutState
 
 if TYPE_CHECKING:
     from lifecycle.engine.engine import LifecycleEngine
@@ -42,6 +42,7 @@ class Intake:
         if known is not None:
             return self._again(known, snapshot, policy)
         rollout = revive(snapshot, now=core.clock.monotonic(), policy=policy)
+        rollout.disposition = Disposition.NONE  # whoever hands it in wants it again
         self._come_in(rollout, snapshot)
         core.recorder.save(rollout)
         self.go_on(rollout)

@@ -35,11 +35,6 @@ class Outage:
         """Whether it has lasted longer than rollouts are kept waiting."""
         return self.began is not None and now - self.began >= self._settings.unreachable_timeout
 
-    @property
-    def expires_at(self) -> float | None:
-        """When `expired` becomes true, None without an outage."""
-        return None if self.began is None else self.began + self._settings.unreachable_timeout
-
     def failed(self, now: float) -> float | None:
         """A request was turned away. Returns the new back-off in seconds, None if one is already running."""
         if self.active and not self.probing:
@@ -48,6 +43,9 @@ class Outage:
         self.began = now if self.began is None else self.began
         longest = min(self._settings.outage_backoff_max, self._settings.outage_backoff * 2.0**self.failures)
         delay = longest * (0.5 + self._random.random() / 2)
+        left = self.began + self._settings.unreachable_timeout - now
+        if 0 < left < delay:
+            delay = left  # the last probe before rollouts are let go is made when the time is up
         self.failures = min(self.failures + 1, 62)
         self.retry_at = now + delay
         return delay

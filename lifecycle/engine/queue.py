@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
+from typing import TypeVar
 
 from lifecycle.rollout import Rollout
 
 Entry = tuple[int, int, Rollout]
+H = TypeVar("H", bound=tuple[float, int, Rollout])
 
 
 def priority(rollout: Rollout) -> int:
@@ -66,7 +69,14 @@ class ReadyQueue:
         return None
 
     def next_due(self) -> float | None:
-        """When the next waiting rollout may go; None if none waits."""
-        while self._waiting and self._valid.get(self._waiting[0][2].id) != self._waiting[0][1]:
-            heappop(self._waiting)
-        return self._waiting[0][0] if self._waiting else None
+        """When the next rollout may go (monotonic seconds, long ago if at once); None if none is queued."""
+        if self._top(self._ready) is not None:
+            return -inf
+        waiting = self._top(self._waiting)
+        return None if waiting is None else waiting[0]
+
+    def _top(self, heap: list[H]) -> H | None:
+        """The first entry that was not dropped."""
+        while heap and self._valid.get(heap[0][2].id) != heap[0][1]:
+            heappop(heap)
+        return heap[0] if heap else None

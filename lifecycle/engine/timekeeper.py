@@ -20,15 +20,14 @@ class Timekeeper:
         self._start_send = start_send
         self._wake = anyio.Event()
         self._sweep_at = 0.0
-        self.stopped = False
 
     def wake(self) -> None:
         """Look again now. Any number of calls before the task runs cost one look."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Tick until stopped."""
-        while not self.stopped:
+        """Tick until cancelled."""
+        while True:
             delay = self.tick()
             with anyio.move_on_after(delay):
                 await self._wake.wait()
@@ -40,9 +39,6 @@ class Timekeeper:
         if now >= self._sweep_at:
             self._sweep(now)
             self._sweep_at = now + core.settings.flush_seconds
-        expires = core.outage.expires_at
-        if expires is not None and now >= expires and not core.outage.probing:
-            core.give_up_pending()
         batch = self._aborts.tick(now)
         if batch:
             self._start_send(batch)
@@ -52,12 +48,10 @@ class Timekeeper:
     def _next_look(self, now: float) -> float:
         core = self._core
         times = [self._sweep_at]
-        if (due := core.queue.next_due()) is not None:
+        if (due := core.next_dispatch()) is not None:
             times.append(due)
         if (due := self._aborts.next_due()) is not None:
             times.append(due)
-        if core.outage.active and not core.outage.probing and len(core.queue):
-            times.append(core.outage.retry_at)
         return max(0.0, min(times) - now)
 
     def _sweep(self, now: float) -> None:
