@@ -18,8 +18,9 @@ from adapters.sglang.live import LiveStreams
 from adapters.sglang.topology import Topologies, Topology
 from lifecycle.backend import AbortReceipt, CallRef, ReceiptStatus
 
-AT_ONCE = 64
-"""Abort requests in flight at a time, over all workers."""
+WORKERS_AT_ONCE = 64
+AT_ONCE = 8
+"""Abort requests in flight at a time to one worker: a worker that hangs holds up none of the others."""
 FANOUT_LIMIT = 8192
 """Above so many requests for one abort, `auto` closes the streams instead."""
 
@@ -101,22 +102,33 @@ class Aborter:
         return (live.url,)
 
     async def _fan_out(self, asked: Sequence[tuple[str, str]], stop: float) -> list[_Told]:
-        dead: dict[str, str] = {}
+        rids: dict[str, list[str]] = {}
+        for worker, rid in asked:
+            rids.setdefault(worker, []).append(rid)
 
-        async def post(item: tuple[str, str]) -> _Told:
-            worker, rid = item
-            if worker in dead:
-                return _Told(worker, rid, ReceiptStatus.UNREACHABLE, dead[worker], 0.0, sent=False)
-            told = await self._post(worker, rid, {"rid": rid, "abort_all": False}, stop)
-            if told.status is ReceiptStatus.UNREACHABLE:
-                dead[worker] = told.detail or ""
-            return told
+        async def tell(worker: str) -> list[_Told]:
+            return await self._tell(worker, rids[worker], stop)
 
-        told = await spread(post, asked, AT_ONCE)
+        told = [each for group in await spread(tell, list(rids), WORKERS_AT_ONCE) for each in group]
         if any(each.status is not ReceiptStatus.ACCEPTED for each in told):
             for url in self._topologies.urls:
                 self._topologies.doubt(url)
         return told
+
+    async def _tell(self, worker: str, rids: Sequence[str], stop: float) -> list[_Told]:
+        """All aborts of one worker; once it did not answer, the rest is not sent."""
+        failure: str | None = None
+
+        async def post(rid: str) -> _Told:
+            nonlocal failure
+            if failure is not None:
+                return _Told(worker, rid, ReceiptStatus.UNREACHABLE, failure, 0.0, sent=False)
+            told = await self._post(worker, rid, {"rid": rid, "abort_all": False}, stop)
+            if told.status is ReceiptStatus.UNREACHABLE:
+                failure = told.detail
+            return told
+
+        return await spread(post, rids, AT_ONCE)
 
     async def _post(self, worker: str, rid: str, body: dict[str, object], stop: float) -> _Told:
         begun = anyio.current_time()
@@ -159,7 +171,7 @@ class Aborter:
             told = await self._post(worker, "", {"abort_all": True}, stop)
             return AbortReceipt(worker, told.status, rids, told.detail, Strategy.ABORT_ALL, 1, told.latency)
 
-        return [*receipts, *await spread(post, list(workers), AT_ONCE)]
+        return [*receipts, *await spread(post, list(workers), WORKERS_AT_ONCE)]
 
 
 def _unasked(topology: Topology, rids: tuple[str, ...]) -> list[AbortReceipt]:

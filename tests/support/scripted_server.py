@@ -156,6 +156,8 @@ class ScriptedServer:
     connections: int = 0
     port: int = 0
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _stopped: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def url(self) -> str:
@@ -170,11 +172,25 @@ class ScriptedServer:
         """Listen on a free port."""
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
         self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        await self._stack.enter_async_context(listener)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
-        self._stack.callback(tasks.cancel_scope.cancel)
-        tasks.start_soon(listener.serve, self._serve)
+        self._stack.push_async_callback(self.stop)
+        tasks.start_soon(self._listen, listener)
         return self
+
+    async def stop(self) -> None:
+        """Die: every connection breaks, and new ones are refused."""
+        self._scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._stopped.wait()
+
+    async def _listen(self, listener: Any) -> None:
+        try:
+            with self._scope:
+                await listener.serve(self._serve)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await listener.aclose()
+            self._stopped.set()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
