@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from lifecycle.rollout import Attempt, Channel
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition, FinishReason, Outcome, Reason, RolloutState
 from lifecycle.testing.stores import rich_snapshot, same, snapshot
-from tests.support.golden import following, full, plain, started
+from tests.support.golden import DIGEST_BYTES as DIGEST
+from tests.support.golden import HEADER_BYTES as HEADER
+from tests.support.golden import following, full, plain, resealed, started
 
 GOLDEN = Path(__file__).parent / "data" / "snapshots"
-HEADER = 12
-DIGEST = 16
 
 token_ids = st.integers(0, 2**31 - 1)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -158,17 +157,6 @@ def test_every_truncation_is_found() -> None:
             decode_snapshot(data[:length])
     with pytest.raises(SnapshotCorrupt):
         decode_snapshot(data + b"\0")
-
-
-def resealed(data: bytes, **changes: Any) -> bytes:
-    """A record with other header fields or another payload, and a checksum that fits."""
-    payload = changes.pop("payload", data[HEADER:-DIGEST])
-    schema, kind, zero = (
-        changes.get(name, default) for name, default in (("schema", 1), ("kind", 1), ("zero", 0))
-    )
-    length = changes.get("length", len(payload))
-    header = b"RLSN" + schema.to_bytes(2, "little") + bytes([kind, zero]) + length.to_bytes(4, "little")
-    return header + payload + blake2b(header + payload, digest_size=DIGEST).digest()
 
 
 def altered(value: Snapshot, **fields: Any) -> bytes:

@@ -151,9 +151,9 @@ class SqlStore(BaseStore):
         return self._run(DELETE, rollout_id) > 0
 
     def _listing(self, *, pending: bool) -> list[StoredRow]:
-        # Sorted here: databases order text by their own collation.
+        # Sorted here: databases order text by their own collation. In a damaged file even an id may be no text.
         rows = self._query(LIST_PENDING if pending else LIST)
-        return sorted((StoredRow(*row) for row in rows), key=lambda row: row.id)
+        return sorted((StoredRow(str(row[0]), *row[1:]) for row in rows), key=lambda row: row.id)
 
     def _next_epoch(self) -> int:
         self._run(RAISE_EPOCH)
@@ -168,7 +168,7 @@ class SqlStore(BaseStore):
             self._run(SEIZE, *values)
         for rollout_id in () if ids is None else ids:
             self._run(SEIZE_ONE, *values, rollout_id)
-        return sorted(row[0] for row in self._query(SEIZED, epoch, owner))
+        return sorted(str(row[0]) for row in self._query(SEIZED, epoch, owner))
 
     def _lease(self, owner: str) -> float | None:
         rows = self._query(LEASE, owner)

@@ -52,7 +52,7 @@ class SqliteStore(SqlStore):
             raise ConfigurationError(f"no snapshot store at {self.path}")
         try:
             self._open(read_only=read_only, busy=busy)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             raise self._refusal(error) from error
 
     def _open(self, *, read_only: bool, busy: float) -> None:
@@ -115,7 +115,8 @@ class SqliteStore(SqlStore):
             self._connection.rollback()
 
     def _translated(self, error: Exception) -> SnapshotError | None:
-        if isinstance(error, sqlite3.Error):
+        # In a damaged file SQLite's own message may quote bytes that are no text.
+        if isinstance(error, sqlite3.Error | UnicodeDecodeError):
             return StoreUnavailable(f"snapshot store {self.path}: {error}")
         return None
 
@@ -134,6 +135,15 @@ class SqliteStore(SqlStore):
 
     def _run(self, sql: str, *values: Any) -> int:
         return self._connection.execute(sql, values).rowcount
+
+    def problems(self) -> list[str]:
+        """What SQLite's own check of the file finds: damage that no single rollout shows, such as lost rows."""
+        with self._lock:
+            try:
+                found = [str(row[0]) for row in self._query("PRAGMA integrity_check(20)")]
+            except (sqlite3.Error, UnicodeDecodeError) as error:
+                return [str(error)]
+        return [] if found == ["ok"] else found
 
     def _shut(self) -> None:
         if not self._closed:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
+from hashlib import blake2b
+from typing import Any
 
 from lifecycle.events import VersionSpan
 from lifecycle.request import RolloutRequest
 from lifecycle.rollout import Attempt, Channel
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition, FinishReason, Outcome, Reason, RolloutState
+
+HEADER_BYTES = 12
+DIGEST_BYTES = 16
 
 
 def full() -> Snapshot:
@@ -84,3 +89,14 @@ def following() -> Tail:
         text="c",
         text_start=2,
     )
+
+
+def resealed(data: bytes, **changes: Any) -> bytes:
+    """A record with other header fields or another payload, and a checksum that fits."""
+    payload = changes.pop("payload", data[HEADER_BYTES:-DIGEST_BYTES])
+    schema, kind, zero = (
+        changes.get(name, default) for name, default in (("schema", 1), ("kind", 1), ("zero", 0))
+    )
+    length = changes.get("length", len(payload))
+    header = b"RLSN" + schema.to_bytes(2, "little") + bytes([kind, zero]) + length.to_bytes(4, "little")
+    return header + payload + blake2b(header + payload, digest_size=DIGEST_BYTES).digest()
