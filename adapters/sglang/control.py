@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -20,6 +20,7 @@ from lifecycle.errors import BackendUnreachable, ConfigurationError
 AT_ONCE = 64
 PAUSES = frozenset({UpdateMode.IN_PLACE, UpdateMode.RETRACT})
 Tokenizer = Callable[[str], Any]
+T = TypeVar("T")
 
 
 class Control:
@@ -84,8 +85,9 @@ class Control:
         """
         if self._tokenizer is not None:
             return token_ids(self._tokenizer(text))
-        found = await self._first_worker("tokenise", ("/v1/tokenize", "/tokenize"), {"prompt": text}, _server_tokens)
-        return found
+        return await self._first_worker(
+            "tokenise", ("/v1/tokenize", "/tokenize"), {"prompt": text}, _server_tokens
+        )
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of `tokens`, by the first worker that can say. Raises BackendUnreachable when none can."""

@@ -3,94 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
 from lifecycle.collect import Target, Verdict, check_group, is_settled, is_whole
+from lifecycle.engine.groups import DISPOSITIONS, GROUP_RECORDS, Batch, LiveGroup, Members
 from lifecycle.engine.reports import AbortReport
+from lifecycle.engine.sources import Feed, GroupItem, Source
 from lifecycle.errors import ConfigurationError, DuplicateRollout, EngineClosed, StoreUnavailable
-from lifecycle.log.records import (
-    GroupCarried,
-    GroupDelivered,
-    GroupFailed,
-    GroupFiltered,
-    GroupRecord,
-    GroupSettled,
-    GroupStale,
-)
-from lifecycle.request import RolloutRequest
+from lifecycle.log.records import GroupSettled
 from lifecycle.rollout import Rollout
 from lifecycle.snapshot import Snapshot, take
-from lifecycle.states import Disposition, Reason, RolloutState
+from lifecycle.states import Disposition, Reason
 
 if TYPE_CHECKING:
     from lifecycle.engine.engine import LifecycleEngine
 
 Filter = Callable[[list[Snapshot]], "bool | Awaitable[bool]"]
 OnGroup = Callable[[tuple[Snapshot, ...]], object]
-GroupItem = Sequence[RolloutRequest | Snapshot]
-Source = Iterable[GroupItem] | AsyncIterable[GroupItem]
-Members = tuple[Snapshot, ...]
+"""May be async."""
 LOOK_AGAIN_SECONDS = 0.5
-
-GROUP_RECORDS: dict[Verdict, type[GroupRecord]] = {
-    Verdict.DELIVER: GroupDelivered,
-    Verdict.SURPLUS: GroupCarried,
-    Verdict.FAILED: GroupFailed,
-    Verdict.FILTERED: GroupFiltered,
-    Verdict.STALE: GroupStale,
-}
-DISPOSITIONS: dict[Verdict, Disposition] = {
-    Verdict.DELIVER: Disposition.DELIVERED,
-    Verdict.SURPLUS: Disposition.CARRIED,
-    Verdict.FAILED: Disposition.DELIVERED,
-    Verdict.FILTERED: Disposition.FILTERED,
-    Verdict.STALE: Disposition.STALE,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one `collect` came to; a group is a tuple of snapshots in the order of their `index`.
-
-    `groups` are delivered: every member completed, accepted by the filter. `carried` go on in the next call (whole
-    surplus groups, delivered first then, and unfinished ones). `failed` have a failed or discarded member,
-    `filtered` were refused by the filter, `stale` were too old. `reached` says whether the target was reached.
-    `report` tells how the aborts at the stop went.
-    """
-
-    groups: tuple[Members, ...]
-    carried: tuple[Members, ...]
-    failed: tuple[Members, ...]
-    filtered: tuple[Members, ...]
-    stale: tuple[Members, ...]
-    reached: bool
-    report: AbortReport | None
-
-
-@dataclass(slots=True, eq=False)
-class LiveGroup:
-    """The n rollouts of one prompt, and when they came in (monotonic seconds)."""
-
-    id: str
-    members: list[Rollout]
-    began: float
-    judging: bool = False
-    announced: bool = False
-
-    @property
-    def states(self) -> list[RolloutState]:
-        """The members' states."""
-        return [member.state for member in self.members]
-
-    @property
-    def resting(self) -> bool:
-        """No member will move by itself."""
-        return all(member.at_rest for member in self.members)
 
 
 class Collector:
@@ -100,7 +35,17 @@ class Collector:
         self._engine = engine
         self.carried: dict[str, LiveGroup] = {}
         self.pushed_back: list[GroupItem] = []
+        self._feeds: list[Feed] = []
         self._busy = False
+
+    def feed(self, source: Source) -> Feed:
+        """The feed of a source that an earlier call has left waiting, or a new one."""
+        open_feeds = [feed for feed in self._feeds if feed.open]
+        known = next((feed for feed in open_feeds if feed.source is source), None)
+        self._feeds = (
+            open_feeds if known is not None else [*open_feeds, Feed(source, self.pushed_back.append)]
+        )
+        return known or self._feeds[-1]
 
     def adopt(self, rollouts: Sequence[Rollout]) -> None:
         """Groups that came back from the store are carried; incomplete ones are completed by their source."""
@@ -153,8 +98,10 @@ class Collection:
         self._on_group = on_group
         self._handed: list[Members] = []
         self._core = engine.core
+        self._collector = collector
         self._carried = collector.carried
         self._pushed_back = collector.pushed_back
+        self._give_ups = self._core.give_ups
         self._target = target
         self._accept = accept
         self._max_groups = max_groups
@@ -174,7 +121,7 @@ class Collection:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 self._take_carried()
-                tasks.start_soon(self._feed, source)
+                tasks.start_soon(self._feed, self._collector.feed(source))
                 await self._watch()
                 tasks.cancel_scope.cancel()
             report = await self._stop()
@@ -195,6 +142,8 @@ class Collection:
                 return
             del self._carried[group.id]
             self._begin(group)
+            if self._accept is None and is_whole(group.states):
+                self._settled(group)  # before others are begun that the target may not need
 
     def _begin(self, group: LiveGroup) -> None:
         self._live[group.id] = group
@@ -205,28 +154,26 @@ class Collection:
         self._news.set()
 
     def _admit(self, item: GroupItem) -> None:
+        """Take a group in, all of it or none: what cannot be taken is found before the first member is."""
         group_id = check_group(item)
         if group_id in self._live:
             raise DuplicateRollout(item[0].id, "being collected")
-        began = self._core.clock.monotonic()
         known = self._carried.get(group_id)
         held = {} if known is None else {member.id: member for member in known.members}
         for one in item:
-            alive = self._core.rollouts.get(one.id)
-            if alive is not None and one.id not in held and not (isinstance(one, Snapshot) and alive.at_rest):
-                raise DuplicateRollout(one.id, str(alive.state))
+            if one.id not in held:
+                self._engine.check(one)
         self._carried.pop(group_id, None)
-        members = [held.get(one.id) or self._engine.submit(one).rollout for one in item]
-        self._begin(LiveGroup(group_id, members, began))
+        members = [held.get(one.id) or self._engine.take(one) for one in item]
+        members.sort(key=lambda member: member.request.index)
+        self._begin(LiveGroup(group_id, members, self._core.clock.monotonic()))
 
-    async def _feed(self, source: Source) -> None:
-        while self._pushed_back and not self._target.stopped:
+    async def _feed(self, feed: Feed) -> None:
+        while self._pushed_back and await self._wait_for_room():
             self._admit(self._pushed_back.pop(0))
-        groups = aiter(source) if isinstance(source, AsyncIterable) else _as_async(iter(source))
         while await self._wait_for_room():
-            try:
-                item = await anext(groups)
-            except StopAsyncIteration:
+            item = await feed.next(self._engine.tasks)
+            if item is None:
                 break
             if self._target.stopped:
                 self._pushed_back.append(item)
@@ -237,12 +184,17 @@ class Collection:
 
     async def _wait_for_room(self) -> bool:
         """True when another group may come in, False when none may come any more."""
-        while not self._target.stopped and not self._core.outage.expired(self._core.clock.monotonic()):
+        while not self._target.stopped and not self._gave_up:
             if self._room():
                 return True
             with anyio.move_on_after(LOOK_AGAIN_SECONDS):
                 await self._news.wait()
         return False
+
+    @property
+    def _gave_up(self) -> bool:
+        """No server has taken anything for too long, since this call began."""
+        return self._core.give_ups > self._give_ups
 
     def _room(self) -> bool:
         if self._max_groups is not None and len(self._live) >= self._max_groups:
@@ -300,9 +252,12 @@ class Collection:
     async def _hand_over(self, group: LiveGroup, on_group: OnGroup) -> None:
         """Deliver one group while the others go on. Shielded: once it is written down, it is handed over."""
         with anyio.CancelScope(shield=True):
-            for members in await self._let_out(Verdict.DELIVER, [group]):
+            delivered = await self._let_out({Verdict.DELIVER: [group]})
+            for members in delivered[Verdict.DELIVER]:
                 self._handed.append(members)
-                on_group(members)
+                outcome = on_group(members)
+                if inspect.isawaitable(outcome):
+                    await outcome
 
     def _snapshot(self, member: Rollout) -> Snapshot:
         return take(member, self._engine.process_id)
@@ -317,50 +272,61 @@ class Collection:
 
     async def _leave(self, report: AbortReport | None) -> Batch:
         """Let every group out through its door. Shielded: what is written down as delivered reaches the caller."""
+        for group in self._live.values():
+            group.judging = False
+            failed = is_settled(group.states) and not is_whole(group.states)
+            self._doors[Verdict.FAILED if failed else Verdict.SURPLUS].append(group)
+        self._live.clear()
         with anyio.CancelScope(shield=True):
-            for group in list(self._live.values()):
-                group.judging = False
-                failed = is_settled(group.states) and not is_whole(group.states)
-                self._doors[Verdict.FAILED if failed else Verdict.SURPLUS].append(group)
-            self._live.clear()
-            gone: dict[Verdict, tuple[Members, ...]] = {}
-            for verdict in Verdict:
-                gone[verdict] = await self._let_out(verdict, self._doors.pop(verdict))
+            gone = await self._let_out(self._doors)
+        complete = not gone[Verdict.SURPLUS] and not self._gave_up
         return Batch(
             groups=(*self._handed, *gone[Verdict.DELIVER]),
             carried=gone[Verdict.SURPLUS],
             failed=gone[Verdict.FAILED],
             filtered=gone[Verdict.FILTERED],
             stale=gone[Verdict.STALE],
-            reached=self._target.wanted is None or self._target.stopped,
+            reached=complete if self._target.wanted is None else self._target.stopped,
             report=report,
         )
 
-    async def _let_out(self, verdict: Verdict, groups: list[LiveGroup]) -> tuple[Members, ...]:
-        members = [member for group in groups for member in group.members]
-        if verdict is Verdict.SURPLUS:
-            for member in members:
-                member.carries += 1
-        await self._engine.deliver(members, DISPOSITIONS[verdict])
+    async def _let_out(self, doors: Mapping[Verdict, list[LiveGroup]]) -> dict[Verdict, tuple[Members, ...]]:
+        """Write down the disposition of every member, then say so; if that fails, all groups are carried."""
+        moves = [
+            (m, DISPOSITIONS[v]) for v, groups in doors.items() for group in groups for m in group.members
+        ]
+        try:
+            await self._engine.deliver(moves)
+        except BaseException:
+            self._keep([group for groups in doors.values() for group in groups])
+            raise
+        return {verdict: self._announce(verdict, groups) for verdict, groups in doors.items()}
+
+    def _announce(self, verdict: Verdict, groups: list[LiveGroup]) -> tuple[Members, ...]:
         kept = [group for group in groups if not any(m.id in self._core.fenced for m in group.members)]
         for group in kept:
             self._core.recorder.group(GROUP_RECORDS[verdict], group.members, began=group.began)
-            if verdict is Verdict.SURPLUS:
-                self._carried[group.id] = group
+        if verdict is Verdict.SURPLUS:
+            self._keep(kept)
         return tuple(tuple(self._snapshot(member) for member in group.members) for group in kept)
 
+    def _keep(self, groups: Sequence[LiveGroup]) -> None:
+        for group in groups:
+            self._carried[group.id] = group
+            for member in group.members:
+                member.carries += 1
+
     async def _give_back(self) -> None:
-        """The call itself was cancelled or failed: nothing was delivered, everything is carried."""
+        """The call itself was cancelled or failed: what was not handed over is carried."""
         groups = [*self._live.values(), *(group for groups in self._doors.values() for group in groups)]
+        groups = [group for group in groups if group.id not in self._carried]
         self._live.clear()
         for group in groups:
             group.judging = False
-        await self._let_out(Verdict.SURPLUS, groups)
-
-
-async def _as_async(groups: Iterator[GroupItem]) -> AsyncIterator[GroupItem]:
-    for group in groups:
-        yield group
+        if self._core.closing:
+            self._keep(groups)  # the books are closed; the store holds them as they are
+        else:
+            await self._let_out({Verdict.SURPLUS: groups})
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,0 +1,56 @@
+# Two commands are all a newcomer needs: make demo, make test. Both set up .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: demo test test-all check format live bench diagrams coverage clean help
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## the main job on the embedded server, in under a minute
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)  ## the ordinary tests: pip only, under 3 minutes on 2 cores
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
+
+test-all: $(STAMP)  ## what needs more than pip: crashes, PostgreSQL, a browser, a real SGLang
+	$(BIN)/python -m pytest tests/heavy -q --override-ini addopts='--strict-markers --strict-config'
+	$(MAKE) live
+
+live: $(STAMP)  ## the contract suite against a real SGLang and its router, on the CPU
+	$(BIN)/python -m pytest tests/live -q -p no:xdist --override-ini addopts='--strict-markers --strict-config'
+
+check: $(STAMP)  ## format, lint, types, floors, exports, generated files
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -p no:cacheprovider tests/test_floors.py tests/test_exports.py
+	$(BIN)/lifecycle diagram --check diagrams/
+
+format: $(STAMP)  ## mend what can be mended by itself
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format --quiet .
+
+diagrams: $(STAMP)  ## draw the machines again after the table has changed
+	$(BIN)/lifecycle diagram --write diagrams/
+
+coverage: $(STAMP)  ## branch coverage of the ordinary tests, held to its floors
+	rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m pytest -q
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report
+
+bench: $(STAMP)  ## every row of the speed table, with its ratio
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo-out .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,235 @@
+"""One `lifecycle run` from its checked arguments to its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any
+
+import anyio
+import anyio.abc
+import click
+
+from lifecycle.backend import ReceiptStatus
+from lifecycle.cli.progress import Progress
+from lifecycle.cli.prompts import Prompt
+from lifecycle.cli.rundir import RunDirectory, SamplesFile, reconcile, remaining
+from lifecycle.cli.summary import RunResult, print_summary
+from lifecycle.engine import Batch, LifecycleEngine
+from lifecycle.engine.collecting import Members
+from lifecycle.errors import BackendError, ConfigurationError, SnapshotError
+from lifecycle.snapshot import Snapshot
+from lifecycle.stores.sqlite import SqliteStore
+
+EXIT_DONE, EXIT_SHORT = 0, 1
+CONTROL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the command line said beyond the prompts."""
+
+    servers: tuple[str, ...]
+    target: int | None
+    concurrency: int
+    api_key_env: str | None
+    transport: str
+    unreachable_timeout: float
+    checkpoint_tokens: int
+    progress: bool | None
+    sim_mode: str
+    sim_workers: int
+    sim_tokens_per_second: float
+    sim_options: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Stopped:
+    """How the run was told to stop, if it was."""
+
+    signum: int | None = None
+    unreachable: str | None = None
+    problems: list[SnapshotError] = field(default_factory=list)
+
+
+def execute(prompts: Sequence[Prompt], directory: RunDirectory, options: RunOptions) -> int:
+    """Run and return the exit status."""
+    if not options.servers:
+        _require_simulator()
+    with _servers(options) as urls:
+        return anyio.run(_main, prompts, directory, options, urls)
+
+
+def _require_simulator() -> None:
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise click.UsageError(
+            "without --server the embedded simulator is used, and it needs an extra: "
+            "pip install 'rollout-lifecycle[sim]'"
+        )
+
+
+@contextmanager
+def _servers(options: RunOptions) -> Iterator[Sequence[str]]:
+    """The servers to use: those named, or an embedded simulator that ends with this process."""
+    if options.servers:
+        yield options.servers
+        return
+    from adapters.sglang.simulator import launch
+
+    arguments = [
+        *("--workers", str(options.sim_workers)),
+        *("--mode", options.sim_mode),
+        *("--tokens-per-second", str(options.sim_tokens_per_second)),
+        *(part for option in options.sim_options for part in option.split("=", 1)),
+    ]
+    with launch(arguments) as simulator:
+        yield simulator.urls
+
+
+async def _main(
+    prompts: Sequence[Prompt], directory: RunDirectory, options: RunOptions, urls: Sequence[str]
+) -> int:
+    from adapters.sglang import SGLangBackend
+
+    stopped = Stopped()
+    samples = SamplesFile(directory.samples)
+    try:
+        async with SGLangBackend(
+            list(urls),
+            api_key_env=options.api_key_env,
+            transport=options.transport,
+            max_connections=options.concurrency,
+            text=True,
+        ) as backend:
+            store = SqliteStore(directory.store)
+            try:
+                stopped.problems += reconcile(prompts, store, samples)
+                todo = remaining(prompts, store.rows(), samples)
+                result = await _generate(backend, store, directory, samples, todo, options, stopped)
+            finally:
+                store.close()
+    finally:
+        samples.close()
+    report = _write_report(directory)
+    print_summary(result, directory, stopped.problems, report)
+    return _status(result, options, stopped, urls)
+
+
+async def _generate(
+    backend: Any,
+    store: SqliteStore,
+    directory: RunDirectory,
+    samples: SamplesFile,
+    todo: Sequence[Prompt],
+    options: RunOptions,
+    stopped: Stopped,
+) -> RunResult:
+    before = len(samples.ids)
+    batch: Batch | None = None
+    stopped.unreachable = await _unreachable(backend)
+    async with LifecycleEngine(
+        backend,
+        log=directory.log,
+        store=store,
+        max_in_flight=options.concurrency,
+        unreachable_timeout=options.unreachable_timeout,
+        checkpoint_tokens=options.checkpoint_tokens,
+        abort_timeout=10.0,
+        close_timeout=5.0,
+    ) as engine:
+        restored = await engine.restore(force=True, resume=False)
+        stopped.problems += restored.unreadable
+        if stopped.unreachable is None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_heed_signals, tasks.cancel_scope, stopped)
+                progress = Progress(engine, options.target, show=options.progress)
+                tasks.start_soon(progress.run)
+                source = (prompt.requests for prompt in todo)
+
+                async def deliver(members: Members) -> None:
+                    samples.write([await _with_text(backend, member) for member in members])
+                    progress.delivered += 1
+
+                batch = await engine.collect(source, target=options.target, on_group=deliver)
+                tasks.cancel_scope.cancel()
+        if batch is not None and engine.core.outage.active and not batch.reached:
+            stopped.unreachable = "no server accepted a request any more"
+    left = 0 if batch is None else len(todo)
+    return RunResult(
+        ledger=engine.ledger(),
+        stats=engine.stats(),
+        batch=batch,
+        groups_written=len({sample_id.rpartition("/")[0] for sample_id in samples.ids}),
+        samples_written=len(samples.ids) - before,
+        not_started=max(0, left),
+    )
+
+
+async def _with_text(backend: Any, snapshot: Snapshot) -> Snapshot:
+    """The sample with the text of all its tokens: the pieces of an interrupted stream cannot be joined."""
+    if snapshot.text is not None:
+        return snapshot
+    try:
+        return replace(snapshot, text=await backend.detokenize(snapshot.tokens))
+    except BackendError:
+        return snapshot
+
+
+async def _unreachable(backend: Any) -> str | None:
+    """One sentence if no server answers at all, None if at least one does."""
+    receipts = await backend.workers(deadline=CONTROL_SECONDS)
+    if any(receipt.status is not ReceiptStatus.UNREACHABLE for receipt in receipts):
+        return None
+    return "; ".join(f"{r.worker}: {r.detail or 'no answer'}" for r in receipts) or "no worker is known"
+
+
+async def _heed_signals(scope: anyio.CancelScope, stopped: Stopped) -> None:
+    """The first SIGINT or SIGTERM stops in order; the second one at once."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for signum in signals:
+            if stopped.signum is not None:
+                os._exit(128 + signum)
+            stopped.signum = signum
+            name = signal.Signals(signum).name
+            click.echo(
+                f"{name}: aborting what is in flight and saving partials (again: stop at once)", err=True
+            )
+            scope.cancel()
+
+
+def _write_report(directory: RunDirectory) -> str | None:
+    """`report.html`, where the analysis extra is installed; its path."""
+    if find_spec("duckdb") is None or find_spec("lifecycle.cli.report") is None or not directory.log.exists():
+        return None
+    from lifecycle.cli.report import write_html
+
+    target = directory.path / "report.html"
+    write_html([directory.log], target)
+    return str(target)
+
+
+def _status(result: RunResult, options: RunOptions, stopped: Stopped, urls: Sequence[str]) -> int:
+    if stopped.signum is not None:
+        return 128 + stopped.signum
+    if stopped.unreachable is not None:
+        click.echo(
+            f"Error: cannot reach {', '.join(urls)}: {stopped.unreachable}. "
+            "What was generated is saved; --resume goes on.",
+            err=True,
+        )
+        return EXIT_SHORT
+    batch = result.batch
+    if batch is None:
+        raise ConfigurationError("the run ended without a result")
+    if not batch.reached and options.target is not None:
+        click.echo(
+            f"Error: {len(batch.groups)} of {options.target} groups: the prompts do not hold more.", err=True
+        )
+        return EXIT_SHORT
+    if batch.failed or stopped.problems or (options.target is None and batch.carried):
+        return EXIT_SHORT
+    return EXIT_DONE
