@@ -37,6 +37,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SGLANG = "0.5.23"
 TORCH = "torch==2.13.0"
+MODEL = "tiny"
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (2, 34)
@@ -69,8 +70,12 @@ class Environment:
 
     @property
     def models(self) -> Path:
-        """Servers start here, so that a model's path is its bare name and no answer shows a path of this machine."""
-        return self.home / "models"
+        """Where ``MODEL`` lies; a change of its recipe gives another directory.
+
+        Servers start here, so that a model's path is its bare name and no answer shows a path of this machine.
+        """
+        digest = hashlib.sha256((HERE / "tiny_model.py").read_bytes()).hexdigest()[:8]
+        return self.home / f"models-{digest}"
 
     @property
     def stamp(self) -> Path:
@@ -158,12 +163,6 @@ def ensure() -> Environment:
     return environment
 
 
-def model(environment: Environment) -> str:
-    """The name of the tiny model's directory in ``environment.models``: a change of its recipe makes another one."""
-    digest = hashlib.sha256((HERE / "tiny_model.py").read_bytes()).hexdigest()[:8]
-    return f"tiny-{digest}"
-
-
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
@@ -216,12 +215,11 @@ def _write_stand_ins(environment: Environment) -> None:
 
 
 def _make_model(environment: Environment) -> None:
-    target = environment.models / model(environment)
+    target = environment.models / MODEL
     if target.is_dir():
         return
-    environment.models.mkdir(exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = target.with_name(f"{MODEL}.partial")
+    shutil.rmtree(environment.models, ignore_errors=True)
     _run(environment, [str(environment.python), str(HERE / "tiny_model.py"), str(partial)])
     partial.replace(target)
 

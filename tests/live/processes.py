@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from tests.live.environment import Environment, model
+from tests.live.environment import MODEL, Environment
 
 Mode = Literal["cumulative", "incremental"]
 
@@ -130,8 +130,8 @@ def start_server(
         str(environment.python),
         "-m",
         "sglang.launch_server",
-        f"--model-path={model(environment)}",
-        "--served-model-name=tiny",
+        f"--model-path={MODEL}",
+        f"--served-model-name={MODEL}",
         "--host=127.0.0.1",
         f"--port={port}",
         f"--max-running-requests={max_running}",
