@@ -12,7 +12,7 @@ from typing import TypeVar
 import httpx
 
 from adapters.sglang.aborting import Strategy
-from adapters.sglang.transport import HttpxTransport, Transport
+from adapters.sglang.transport import DEFAULT_IN_FLIGHT, HttpxTransport, Transport, check_client
 from lifecycle.errors import ConfigurationError
 
 TRANSPORTS = ("auto", "aiohttp", "httpx")
@@ -43,6 +43,8 @@ class TransportSettings:
                 f"max_connections must be at least 1 or None, not {self.max_connections!r}"
             )
         positive("connect_timeout", self.connect_timeout)
+        if self.client is not None:
+            check_client(self.client, self.max_connections or DEFAULT_IN_FLIGHT)
 
     def build(self) -> tuple[Transport, Transport]:
         """One transport for streams and one for control calls, for the event loop that runs now."""
@@ -52,9 +54,7 @@ class TransportSettings:
 
             timeout = self.connect_timeout
             return AiohttpTransport(connect_timeout=timeout), AiohttpTransport(connect_timeout=timeout)
-        streams = HttpxTransport(
-            max_connections=self.max_connections, connect_timeout=self.connect_timeout, client=self.client
-        )
+        streams = HttpxTransport(connect_timeout=self.connect_timeout, client=self.client)
         return streams, HttpxTransport(connect_timeout=self.connect_timeout)
 
     def _fast(self) -> bool:

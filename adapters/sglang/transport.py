@@ -149,26 +149,16 @@ class HttpxResponse:
 class HttpxTransport:
     """Requests over httpx, on asyncio and trio.
 
-    A `client` of the caller's is used as it is and never closed here; it must allow `max_connections` (None: the
-    engine's default of 512) connections. Raises ConfigurationError when it does not.
+    A `client` of the caller's is used as it is and never closed here; see `check_client`.
     """
 
     name = "httpx"
 
-    def __init__(
-        self,
-        *,
-        max_connections: int | None = None,
-        connect_timeout: float = 10.0,
-        client: httpx.AsyncClient | None = None,
-    ) -> None:
+    def __init__(self, *, connect_timeout: float = 10.0, client: httpx.AsyncClient | None = None) -> None:
         self._timeout = httpx.Timeout(None, connect=connect_timeout)
-        self._given: _Pool | None = None
+        self._given = None if client is None else _Pool(client)
         self._pools: dict[bool, list[_Pool]] = {False: [], True: []}  # by whether they speak TLS
         self._contexts: dict[bool, ssl.SSLContext] = {}
-        if client is not None:
-            check_client(client, max_connections or DEFAULT_IN_FLIGHT)
-            self._given = _Pool(client)
 
     async def open(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
         """Send and wait for the header."""
@@ -216,7 +206,7 @@ class HttpxTransport:
 
 
 def check_client(client: httpx.AsyncClient, needed: int) -> None:
-    """Refuse a caller's client that cannot hold `needed` streams open at once."""
+    """Refuse a caller's client that cannot hold `needed` streams open at once. Raises ConfigurationError."""
     if not isinstance(client, httpx.AsyncClient):
         raise ConfigurationError(f"client must be an httpx.AsyncClient, not {type(client).__name__}")
     pool = getattr(getattr(client, "_transport", None), "_pool", None)  # httpx has no public way to ask
