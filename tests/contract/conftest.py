@@ -6,7 +6,9 @@ servers that are already there. They must be started with ``--max-running-reques
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import uuid
 from collections.abc import Iterator
 
 import httpx
@@ -24,14 +26,19 @@ def _external() -> dict[str, str]:
 
 
 def _simulated(mode: str) -> SimulatedCluster:
-    return SimulatedCluster(mode=mode, max_running_requests=4, tokens_per_second=400, seed=11)
+    return SimulatedCluster(
+        mode=mode, max_running_requests=4, tokens_per_second=1000, seed=11, late_abort_delay=0.2
+    )
 
 
 @pytest.fixture(scope="session", params=list(_external()) or ["cumulative", "incremental"])
 def server(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """A server that stays up for the whole run."""
     external = _external().get(request.param)
-    with httpx.Client(limits=httpx.Limits(max_connections=None), timeout=20.0) as client:
+    # No connection is kept: the real server closes idle ones after 5 s, now and then under the next request.
+    with httpx.Client(
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0), timeout=20.0
+    ) as client:
         if external is not None:
             yield _subject(request.param, external, client)
         else:
@@ -50,6 +57,6 @@ def _subject(name: str, url: str, client: httpx.Client) -> Subject:
 def subject(server: Subject) -> Iterator[Subject]:
     """The server, empty before the test and, or the test fails, after it."""
     server.wait_for_load(0, 0)
-    yield server
+    yield dataclasses.replace(server, tag=uuid.uuid4().hex)
     server.post("/continue_generation")
     server.wait_for_load(0, 0)

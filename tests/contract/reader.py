@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,12 @@ class Subject:
     incremental: bool
     max_running_requests: int
     client: httpx.Client = field(repr=False)
+    tag: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Begins every rid of a test. A rid must not be used again within 2 s: see ``test_a_rid_used_again_at_once``."""
+
+    def rid(self, name: str) -> str:
+        """The rid of this test's request ``name``."""
+        return f"{self.tag}-{name}"
 
     def post(self, path: str, body: Any = None) -> httpx.Response:
         """A control call."""
@@ -50,7 +57,7 @@ class Subject:
                 raise AssertionError(f"load (running, waiting) is {seen}, expected {(running, waiting)}")
             time.sleep(0.02)  # poll interval; the deadline above decides
 
-    def body(self, rid: str | None = None, count: int = 16, **fields: Any) -> dict[str, Any]:
+    def body(self, name: str | None = None, count: int = 16, **fields: Any) -> dict[str, Any]:
         """A greedy streaming request over a fixed prompt; ``fields`` override top-level keys and ``sampling_params``."""
         sampling = {
             "max_new_tokens": count,
@@ -65,15 +72,15 @@ class Subject:
             "sampling_params": sampling,
             **fields,
         }
-        return body if rid is None else {"rid": rid, **body}
+        return body if name is None else {"rid": self.rid(name), **body}
 
-    def stream(self, rid: str | None = None, count: int = 16, **fields: Any) -> Stream:
+    def stream(self, name: str | None = None, count: int = 16, **fields: Any) -> Stream:
         """Open a stream; use it as a context manager."""
-        return Stream(self, self.body(rid, count, **fields))
+        return Stream(self, self.body(name, count, **fields))
 
-    def complete(self, rid: str | None = None, count: int = 16, **fields: Any) -> Stream:
+    def complete(self, name: str | None = None, count: int = 16, **fields: Any) -> Stream:
         """A whole stream, read to its end."""
-        with self.stream(rid, count, **fields) as stream:
+        with self.stream(name, count, **fields) as stream:
             return stream.read()
 
     @contextmanager

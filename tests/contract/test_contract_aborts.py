@@ -17,9 +17,9 @@ def fill(subject: Subject, prefix: str) -> list[Stream]:
     return [subject.stream(f"{prefix}{number}", LONG) for number in range(subject.max_running_requests)]
 
 
-def abort(subject: Subject, rid: str) -> None:
+def abort(subject: Subject, name: str) -> None:
     """Ask for an abort; the answer says nothing about what it hit."""
-    response = subject.post("/abort_request", {"rid": rid})
+    response = subject.post("/abort_request", {"rid": subject.rid(name)})
     assert response.status_code == 200
     assert response.content == b""
 
@@ -124,6 +124,14 @@ def test_closing_a_stream_aborts_it(subject: Subject) -> None:
         stream.read(3)
         assert subject.load() == (1, 0)
     subject.wait_for_load(0, 0, seconds=5.0)
+
+
+def test_a_rid_used_again_at_once(subject: Subject) -> None:
+    """Two seconds after a stream has ended its rid is aborted once more: a new request with it is cut down."""
+    subject.complete("reused", 2)
+    again = subject.complete("reused", LONG)
+    assert again.finish["type"] == "abort"
+    assert 0 < len(again.tokens) < LONG
 
 
 def test_a_closed_rid_can_be_used_again(subject: Subject) -> None:

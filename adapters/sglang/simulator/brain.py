@@ -221,7 +221,7 @@ class Brain:
         elif request.live and request.deaf:
             self.scheduler.drop(request, Ending.CUT)
         elif request.live:
-            self._abort_live(request)
+            self.abort_known(request.rid)
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -302,11 +302,12 @@ class Brain:
         if abort_all:
             self.scheduler.abort("", everything=True)
         elif rid in self.live:
-            self._abort_live(self.live[rid])
+            self.abort_known(rid)
         return Reply()
 
-    def _abort_live(self, request: Request) -> None:
-        """Exact rid found: tell the scheduler, once. It matches by prefix, and knows only dispatched requests."""
+    def abort_known(self, rid: str) -> None:
+        """A live rid: tell the scheduler, once. It matches by prefix, and knows only dispatched requests."""
+        request = self.live[rid]
         if not request.abort_sent:
             request.abort_sent = True
             self.scheduler.abort(request.rid)
@@ -322,9 +323,7 @@ class Brain:
         if mode == "abort":
             self.scheduler.abort("", everything=True)
         else:
-            self.scheduler.paused = True
-            if mode == "retract":
-                self.scheduler.retract_all()
+            self.scheduler.pause(retract=mode == "retract")
         return Reply(200, {"message": "Generation paused successfully.", "status": "ok"})
 
     def resume(self) -> Reply:

@@ -65,6 +65,15 @@ class GenerateEndpoint:
             gone.cancel()
             self._pump.brain.disconnect(request)
             self._pump.nudge()
+            if request.stream:
+                delay = self._pump.brain.settings.late_abort_delay
+                asyncio.get_running_loop().call_later(delay, self._abort_late, request.rid)
+
+    def _abort_late(self, rid: str) -> None:
+        """SGLang's second look at a stream that has ended: whoever holds its rid now is aborted."""
+        if rid in self._pump.brain.live:
+            self._pump.brain.abort_known(rid)
+            self._pump.nudge()
 
     async def _respond(self, request: Request, gone: asyncio.Future[Message], send: Send) -> None:
         brain, ready = self._pump.brain, asyncio.Event()

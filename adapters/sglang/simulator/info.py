@@ -92,7 +92,7 @@ def loads(brain: Brain, now: float, sections: Collection[str] = ("all",)) -> dic
     """``GET /v1/loads``: running and waiting requests of the one data-parallel rank; ``sections`` as asked for."""
     scheduler, settings = brain.scheduler, brain.settings
     used, room = scheduler.used_tokens(), settings.max_total_tokens or 1 << 20
-    running, waiting = len(scheduler.running), len(scheduler.waiting)
+    running, waiting = scheduler.load
     load: dict[str, Any] = {
         "timestamp": now,
         "dp_rank": 0,

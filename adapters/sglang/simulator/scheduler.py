@@ -15,7 +15,7 @@ from adapters.sglang.simulator.faults import Fault, FaultKind
 from adapters.sglang.simulator.model import TokenModel
 from adapters.sglang.simulator.request import Ending, Phase, Request
 from adapters.sglang.simulator.settings import ServerSettings
-from adapters.sglang.simulator.text import EOS_ID, PIECES
+from adapters.sglang.simulator.text import EOS_ID, decode
 
 ABORTED: dict[str, Any] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 ABORTED_IN_QUEUE: dict[str, Any] = {"type": "abort", "message": "Abort in waiting queue"}
@@ -36,6 +36,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.paused = False
+        self.load_in_pause: tuple[int, int] = (0, 0)
+        """What ``/v1/loads`` tells during a pause: the numbers from before it (seen on 0.5.23)."""
         self.now = 0
         """Steps so far."""
         self.tokens_made = 0
@@ -148,7 +150,7 @@ class Scheduler:
         ):
             shown = None
         with_text = request.body.return_text_in_logprobs
-        request.pairs.append((shown, token, PIECES[token].decode("utf-8", "replace") if with_text else None))
+        request.pairs.append((shown, token, decode((token,)) if with_text else None))
         if (len(request.prompt) + len(request.tokens)) % self.settings.cache_page == 0:
             self._remember(request.state)
 
@@ -257,10 +259,19 @@ class Scheduler:
         request.retractions += 1
         self.waiting.append(request)
 
-    def retract_all(self) -> None:
-        """What ``pause_generation`` in mode ``retract`` does to the running batch."""
-        for request in tuple(self.running):
-            self.retract(request)
+    def pause(self, *, retract: bool) -> None:
+        """Make no more steps; with ``retract`` the running batch goes back into the queue."""
+        if not self.paused:
+            self.load_in_pause = (len(self.running), len(self.waiting))
+        self.paused = True
+        if retract:
+            for request in tuple(self.running):
+                self.retract(request)
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Running and waiting requests, as ``/v1/loads`` counts them."""
+        return self.load_in_pause if self.paused else (len(self.running), len(self.waiting))
 
     def used_tokens(self) -> int:
         """Tokens that the running requests hold in the KV cache."""

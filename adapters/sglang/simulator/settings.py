@@ -44,6 +44,9 @@ class ServerSettings:
     model_path: str = "simulated-llama"
     tokens_per_second: float = 0.0
     """Tokens per second and stream; 0 is as fast as possible. Used by the server, not by the brain."""
+    late_abort_delay: float = 2.0
+    """Seconds after the end of a stream at which its rid is aborted once more, whoever has it by then. Used by the
+    server; seen on 0.5.23, where it is the back-up for clients that leave: a rid used again at once is cut down."""
     keep_history: bool = False
     """Keep every ended request for inspection; for tests."""
 

@@ -2,7 +2,8 @@
 
 Ids 0 to 255 are the 256 bytes in the order of the byte-level alphabet (``!`` is 0, so "Hello" is
 ``[39, 68, 75, 75, 78]``, as ``/v1/tokenize`` of a tiny model on SGLang 0.5.23 answered); 256 to 258 are the special
-tokens, which have no text. Ids that the model knows and its tokenizer does not are written as id 0, ``!``, as there.
+tokens, which have no text. The ids above are known to the model but not to its tokenizer: streamed text has ``!`` for
+them (id 0), ``/v1/detokenize`` and the search for stop strings skip them, as seen there.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ def _byte_order() -> list[int]:
 
 _BYTE_OF_ID = _byte_order()
 _ID_OF_BYTE = {byte: token for token, byte in enumerate(_BYTE_OF_ID)}
-PIECES: tuple[bytes, ...] = (
-    *(bytes([byte]) for byte in _BYTE_OF_ID),
-    *(b"" if token in SPECIAL_IDS else b"!" for token in range(256, VOCAB_SIZE)),
-)
+_KNOWN = tuple(bytes([byte]) for byte in _BYTE_OF_ID)
+_PIECES = (*_KNOWN, *(b"" for _ in range(256, VOCAB_SIZE)))
+_STREAMED = (*_KNOWN, *(b"" if token in SPECIAL_IDS else b"!" for token in range(256, VOCAB_SIZE)))
 
 
 def encode(text: str) -> list[int]:
@@ -34,14 +34,9 @@ def encode(text: str) -> list[int]:
     return [_ID_OF_BYTE[byte] for byte in text.encode()]
 
 
-def raw(ids: Iterable[int]) -> bytes:
-    """The bytes that ``ids`` spell; ids without text spell nothing."""
-    return b"".join([PIECES[token] for token in ids])
-
-
 def decode(ids: Iterable[int]) -> str:
     """The text of ``ids``; bytes that are no UTF-8 become U+FFFD."""
-    return raw(ids).decode("utf-8", "replace")
+    return b"".join([_PIECES[token] for token in ids]).decode("utf-8", "replace")
 
 
 class TextStream:
@@ -55,7 +50,7 @@ class TextStream:
 
     def push(self, ids: Sequence[int], *, final: bool = False) -> str:
         """The text that ``ids`` add; with ``final`` nothing is held back any longer."""
-        delta = self._decoder.decode(raw(ids), final)
+        delta = self._decoder.decode(b"".join([_STREAMED[token] for token in ids]), final)
         self.text += delta
         return delta
 
