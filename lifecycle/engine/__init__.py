@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lifecycle.engine.collecting import Batch
 from lifecycle.engine.engine import LifecycleEngine
+from lifecycle.engine.groups import Batch
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.reports import AbortReport, EngineStats, RestoreReport
 from lifecycle.engine.settings import Clock, EngineSettings

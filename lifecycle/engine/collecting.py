@@ -22,6 +22,8 @@ from lifecycle.states import Disposition, Reason
 if TYPE_CHECKING:
     from lifecycle.engine.engine import LifecycleEngine
 
+__all__ = ["Batch", "Collector", "Filter", "GroupItem", "LiveGroup", "Members", "OnGroup", "Source"]
+
 Filter = Callable[[list[Snapshot]], "bool | Awaitable[bool]"]
 OnGroup = Callable[[tuple[Snapshot, ...]], object]
 """May be async."""
@@ -70,8 +72,8 @@ class Collector:
             raise ConfigurationError("collect is already running on this engine; await it first")
         if max_groups is not None and max_groups < 1:
             raise ConfigurationError(f"max_groups must be at least 1, or None, not {max_groups}")
-        self._busy = True
         call = Collection(self._engine, self, Target(target), accept, max_groups, on_group)
+        self._busy = True
         self._engine.core.on_rest.append(call.heard)
         try:
             return await call.run(source)
@@ -106,6 +108,7 @@ class Collection:
         self._accept = accept
         self._max_groups = max_groups
         self._live: dict[str, LiveGroup] = {}
+        self._begun: set[str] = set()
         self._doors: dict[Verdict, list[LiveGroup]] = {verdict: [] for verdict in Verdict}
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
@@ -147,6 +150,7 @@ class Collection:
 
     def _begin(self, group: LiveGroup) -> None:
         self._live[group.id] = group
+        self._begun.add(group.id)
         for member in group.members:
             if member.disposition is Disposition.CARRIED and member.at_rest:
                 member.disposition = Disposition.NONE
@@ -156,8 +160,11 @@ class Collection:
     def _admit(self, item: GroupItem) -> None:
         """Take a group in, all of it or none: what cannot be taken is found before the first member is."""
         group_id = check_group(item)
-        if group_id in self._live:
-            raise DuplicateRollout(item[0].id, "being collected")
+        if group_id in self._begun:
+            if all(isinstance(one, Snapshot) and one.disposition is Disposition.CARRIED for one in item):
+                return  # the source hands back what was carried, and it has been begun already
+            if any(one.id in self._core.rollouts for one in item):
+                raise DuplicateRollout(item[0].id, "being collected")
         known = self._carried.get(group_id)
         held = {} if known is None else {member.id: member for member in known.members}
         for one in item:

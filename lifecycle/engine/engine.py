@@ -15,8 +15,9 @@ from lifecycle._version import __version__
 from lifecycle.backend import Backend, UpdateMode
 from lifecycle.engine.aborts import Aborts
 from lifecycle.engine.attempt import fly, prepare
-from lifecycle.engine.collecting import Batch, Collector, Filter, OnGroup
+from lifecycle.engine.collecting import Collector, Filter, OnGroup
 from lifecycle.engine.core import Core
+from lifecycle.engine.groups import Batch
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.intake import Intake
 from lifecycle.engine.looking import as_reason, look
@@ -148,8 +149,8 @@ class LifecycleEngine:
         A final snapshot is at rest at once. Raises DuplicateRollout while a rollout of that id is alive here,
         StoreUnavailable when the store's backlog is full, EngineClosed outside the engine's block.
         """
-        self._check_open()
-        return RolloutHandle(self, self._intake.submit(item, policy or self.policy))
+        self.check(item)
+        return RolloutHandle(self, self.take(item, policy))
 
     async def generate(self, item: RolloutRequest | Snapshot, *, policy: Policy | None = None) -> Snapshot:
         """Submit and wait. Tied: cancelling it aborts the rollout, keeps its prefix, and goes on being cancelled."""
@@ -332,26 +333,41 @@ class LifecycleEngine:
 
     # -- used by the parts -------------------------------------------------------------------------------------
 
-    async def deliver(
-        self,
-        rollouts: Sequence[Rollout],
-        disposition: Disposition = Disposition.DELIVERED,
-        reason: str | None = None,
-    ) -> list[Rollout]:
-        """Make a disposition durable, then log it; returns those that are still ours."""
-        core = self.core
-        for rollout in rollouts:
+    async def deliver(self, moves: Sequence[tuple[Rollout, Disposition]], reason: str | None = None) -> None:
+        """Make dispositions durable, then log them. If that fails or is cancelled, nothing was delivered."""
+        core, before = self.core, [rollout.disposition for rollout, _ in moves]
+        for rollout, disposition in moves:
             core.recorder.mark(rollout, disposition)
-        await core.recorder.storage.durable()
+        try:
+            await core.recorder.storage.durable()
+        except BaseException:
+            for (rollout, _), disposition in zip(moves, before, strict=True):
+                core.recorder.mark(rollout, disposition)
+            raise
         for rollout_id in core.recorder.storage.take_fenced():
             if rollout_id in core.rollouts:
                 core.fence(core.rollouts[rollout_id])
-        ours = [rollout for rollout in rollouts if rollout.id not in core.fenced]
-        for rollout in ours:
-            core.recorder.disposed(rollout, reason)
-            if disposition is not Disposition.CARRIED:
-                core.retire(rollout)
-        return ours
+        for rollout, disposition in moves:
+            if rollout.id not in core.fenced:
+                core.recorder.disposed(rollout, reason)
+                if disposition is not Disposition.CARRIED:
+                    core.retire(rollout)
+
+    @property
+    def tasks(self) -> EngineTasks:
+        """Where the parts start tasks that outlive a call."""
+        self._check_open()
+        assert self._tasks is not None
+        return self._tasks
+
+    def check(self, item: RolloutRequest | Snapshot) -> None:
+        """Raise what `submit` would raise."""
+        self._check_open()
+        self._intake.check(item)
+
+    def take(self, item: RolloutRequest | Snapshot, policy: Policy | None = None) -> Rollout:
+        """Submit what was checked."""
+        return self._intake.take(item, policy or self.policy)
 
     def go_on(self, rollout: Rollout) -> None:
         """Queue a rollout that is neither final nor on its way."""

@@ -21,15 +21,19 @@ class Intake:
     def __init__(self, engine: LifecycleEngine) -> None:
         self._engine = engine
 
-    def submit(self, item: RolloutRequest | Snapshot, policy: Policy) -> Rollout:
-        """Register and queue; see `LifecycleEngine.submit`."""
+    def check(self, item: RolloutRequest | Snapshot) -> None:
+        """Raise what stands against taking it in: DuplicateRollout, StoreUnavailable."""
         core = self._engine.core
         core.recorder.storage.admit()
+        known = core.rollouts.get(item.id)
+        if known is not None and not (isinstance(item, Snapshot) and _is_same(known, item)):
+            raise DuplicateRollout(item.id, str(known.state))
+
+    def take(self, item: RolloutRequest | Snapshot, policy: Policy) -> Rollout:
+        """Register and queue what was checked."""
+        core = self._engine.core
         if isinstance(item, Snapshot):
             return self._from_snapshot(item, policy)
-        known = core.rollouts.get(item.id)
-        if known is not None:
-            raise DuplicateRollout(item.id, str(known.state))
         rollout = Rollout(item, now=core.clock.monotonic(), policy=policy)
         core.register(rollout)
         core.recorder.save(rollout)
@@ -38,24 +42,16 @@ class Intake:
 
     def _from_snapshot(self, snapshot: Snapshot, policy: Policy) -> Rollout:
         core = self._engine.core
-        known = core.rollouts.get(snapshot.id)
-        if known is not None:
-            return self._again(known, snapshot, policy)
-        rollout = revive(snapshot, now=core.clock.monotonic(), policy=policy)
-        rollout.disposition = Disposition.NONE  # whoever hands it in wants it again
-        self._come_in(rollout, snapshot)
-        core.recorder.save(rollout)
+        rollout = core.rollouts.get(snapshot.id)
+        if rollout is not None:  # it rests here already: go on with our own
+            rollout.policy = policy
+        else:
+            rollout = revive(snapshot, now=core.clock.monotonic(), policy=policy)
+            rollout.disposition = Disposition.NONE  # whoever hands it in wants it again
+            self._come_in(rollout, snapshot)
+            core.recorder.save(rollout)
         self.go_on(rollout)
         return rollout
-
-    def _again(self, known: Rollout, snapshot: Snapshot, policy: Policy) -> Rollout:
-        """A snapshot of a rollout we hold at rest: go on with ours, if it is the same one."""
-        same = known.tokens == snapshot.tokens and known.state == snapshot.state
-        if not known.at_rest or not same:
-            raise DuplicateRollout(snapshot.id, str(known.state))
-        known.policy = policy
-        self.go_on(known)
-        return known
 
     def _come_in(self, rollout: Rollout, snapshot: Snapshot) -> None:
         core = self._engine.core
@@ -92,3 +88,7 @@ class Intake:
             for rollout in rollouts:
                 self.go_on(rollout)
         return rollouts, claim.unreadable
+
+
+def _is_same(known: Rollout, snapshot: Snapshot) -> bool:
+    return known.at_rest and known.tokens == snapshot.tokens and known.state == snapshot.state

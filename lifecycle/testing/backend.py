@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 
@@ -13,11 +13,12 @@ from lifecycle.events import EndKind, StreamEnd, StreamEvent, TokenSlice, token_
 from lifecycle.states import FinishReason, Reason
 
 WORKER = "scripted://worker"
+ABORTED = StreamEnd(EndKind.ENDED, Reason.SERVER_ABORT, "Aborted")
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The stream is silent for `seconds`."""
+    """The stream is silent for `seconds`, or until it is aborted, which ends it."""
 
     seconds: float
 
@@ -26,9 +27,7 @@ class Pause:
 class Hang:
     """The stream is silent until it is aborted, and then ends with `end`; with None it stays silent."""
 
-    end: StreamEnd | None = field(
-        default_factory=lambda: StreamEnd(EndKind.ENDED, Reason.SERVER_ABORT, "Aborted")
-    )
+    end: StreamEnd | None = ABORTED
 
 
 Step = StreamEvent | Sequence[StreamEvent] | Pause | Hang
@@ -76,7 +75,11 @@ class ScriptedBackend:
         try:
             for step in self.script(call):
                 if isinstance(step, Pause):
-                    await anyio.sleep(step.seconds)
+                    with anyio.move_on_after(step.seconds):
+                        await asked.wait()
+                    if asked.is_set():
+                        yield [ABORTED]
+                        return
                 elif isinstance(step, Hang):
                     if step.end is None:
                         await anyio.sleep_forever()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from lifecycle.engine import LifecycleEngine
@@ -219,7 +220,7 @@ async def test_tokenising_that_finds_no_worker_is_an_outage() -> None:
     class Silent(Flaky):
         async def tokenize(self, text):
             self.tried += 1
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             if self.out:
                 raise BackendUnreachable("no worker can tokenise")
             return [9]
