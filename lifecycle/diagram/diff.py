@@ -125,8 +125,8 @@ def diff_markdown(changes: Changes) -> str:
     ]
     lines += [f"- removed state `{state}`" for state in changes.states_removed]
     lines += [f"- {role}" for role in changes.roles]
-    lines += [f"- added `{line_of(arc)}`: {arc.when}" for arc in changes.added]
-    lines += [f"- removed `{line_of(arc)}`: {arc.when}" for arc in changes.removed]
+    lines += [f"- added `{line_of(arc)}`: {arc.when}".removesuffix(": ") for arc in changes.added]
+    lines += [f"- removed `{line_of(arc)}`: {arc.when}".removesuffix(": ") for arc in changes.removed]
     lines += [f"- reworded `{what}`: “{before}” → “{after}”" for what, before, after in changes.reworded]
     if changes.empty:
         lines.append("Nothing differs.")

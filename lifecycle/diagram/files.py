@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from lifecycle.diagram.chart import Chart
 from lifecycle.diagram.dot import to_dot
 from lifecycle.diagram.markdown import to_markdown
 from lifecycle.diagram.mermaid import to_mermaid
-from lifecycle.diagram.svg import digest, to_svg
+from lifecycle.diagram.svg import digest, drawn_from, to_svg
 from lifecycle.errors import ConfigurationError
 
 
@@ -34,7 +35,6 @@ TEXT_FORMS: Mapping[str, Callable[[Chart], str]] = {
 """File suffix → what writes it. Only texts are compared: the bytes of an SVG depend on the layout's version."""
 
 _BLOCK = re.compile(r"<!-- lifecycle:diagram (\S+) -->\n.*?<!-- /lifecycle:diagram -->", re.DOTALL)
-_DRAWN_FROM = re.compile(r"<desc>dot sha256 ([0-9a-f]{16})</desc>")
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def expected_texts(charts: Mapping[str, Chart], directory: Path) -> dict[Path, s
         for suffix, form in TEXT_FORMS.items()
     }
     found[directory / "README.md"] = _index(charts)
-    readme = directory.resolve().parent / "README.md"
+    readme = Path(os.path.relpath(directory.resolve().parent / "README.md"))
     if readme.is_file():
         text = readme.read_text(encoding="utf-8")
         if _BLOCK.search(text):
@@ -135,14 +135,12 @@ def _compare(path: Path, expected: str) -> Drift | None:
 
 def _svg_drift(path: Path, chart: Chart) -> Drift | None:
     try:
-        drawn_from = _DRAWN_FROM.search(path.read_text(encoding="utf-8"))
+        found = drawn_from(path.read_bytes())
     except FileNotFoundError:
         return Drift(path, "is missing")
-    except (OSError, UnicodeDecodeError) as error:
-        return Drift(path, f"cannot be read: {error}")
-    if drawn_from and drawn_from[1] == digest(chart):
-        return None
-    return Drift(path, "was drawn from another table")
+    except OSError as error:
+        return Drift(path, f"cannot be read: {error.strerror}")
+    return None if found == digest(chart) else Drift(path, "was drawn from another table")
 
 
 def write(charts: Mapping[str, Chart], directory: Path) -> list[Path]:
@@ -151,16 +149,18 @@ def write(charts: Mapping[str, Chart], directory: Path) -> list[Path]:
     Raises ConfigurationError when a file cannot be written, or the analysis extra is missing (SVG needs it).
     """
     texts = expected_texts(charts, directory)
-    stale = {drift.path for drift in check(charts, directory)}
     texts |= {directory / f"{name}.svg": to_svg(chart) for name, chart in charts.items()}
-    return [path for path in _write_all(texts) if path in stale or path.suffix == ".svg"]
+    changed = [path for path, text in texts.items() if not _holds(path, text)]
+    for path in changed:
+        save(path, texts[path].encode())
+    return changed
 
 
-def _write_all(texts: Mapping[Path, str]) -> Iterable[Path]:
-    for path, text in texts.items():
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            save(path, text.encode())
-            yield path
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_bytes() == text.encode()
+    except OSError:
+        return False
 
 
 def save(path: Path, data: bytes, *, parents: bool = True) -> None:

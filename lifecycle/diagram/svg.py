@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
+import struct
 import xml.etree.ElementTree as ET
+import zlib
 from collections.abc import Iterator
 from types import ModuleType
 
 from lifecycle.diagram.chart import Chart
 from lifecycle.diagram.dot import Layer, to_dot
+from lifecycle.diagram.labels import lift_labels
 from lifecycle.diagram.style import COLOUR_MEANINGS, FAINT, FONT, INK, PAPER, SOFT, TOLD, TRIGGER_COLOUR
 from lifecycle.errors import ConfigurationError
 
 EXTRA = "pip install 'rollout-lifecycle[analysis]'"
 _SVG = "http://www.w3.org/2000/svg"
+_DRAWN_FROM = re.compile(r"dot sha256 ([0-9a-f]{16})")
 _XLINK = "http://www.w3.org/1999/xlink"
 _TITLE_HEIGHT = 30.0
 _ROW = 15.0
@@ -36,7 +41,7 @@ def to_svg(chart: Chart, layer: Layer | None = None) -> str:
     drawing = root.find(f"{{{_SVG}}}g")
     assert drawing is not None
     _polish_nodes(drawing)
-    _lift_labels(drawing)
+    drawing.append(lift_labels(drawing, _SVG, PAPER))
     _frame(root, drawing, chart, layer)
     root.insert(0, element("desc", f"dot sha256 {digest(chart, layer)}"))
     return serialise(root)
@@ -53,7 +58,21 @@ def to_png(svg: str, scale: float = _SCALE) -> bytes:
     pixels = resvg.svg_to_bytes(
         svg_string=svg, zoom=scale, dpi=96, background=PAPER, sans_serif_family=_font_family()
     )
-    return bytes(pixels)
+    note = _DRAWN_FROM.search(svg)
+    return _with_note(bytes(pixels), note[0]) if note else bytes(pixels)
+
+
+def _with_note(png: bytes, note: str) -> bytes:
+    """Say in the PNG, too, what it was drawn from: a text chunk before the end chunk of 12 bytes."""
+    content = b"tEXtSource\0" + note.encode("latin-1")
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    return png[:-12] + chunk + png[-12:]
+
+
+def drawn_from(picture: bytes) -> str | None:
+    """What an SVG or PNG made here says it was drawn from: a `digest`, or None."""
+    found = _DRAWN_FROM.search(picture.decode("latin-1"))
+    return found[1] if found else None
 
 
 def _extra(module: str) -> ModuleType:
@@ -123,25 +142,6 @@ def _polish_nodes(drawing: ET.Element) -> None:
             name.set("y", f"{float(name.get('y', '0')) - lift:.2f}")
             name.set("font-weight", "bold")
             name.set("font-size", "14")
-
-
-def _lift_labels(drawing: ET.Element) -> None:
-    """Move the labels of edges to the end, so that no line crosses a word, and give them a halo."""
-    labels = element("g", class_="labels")
-    for edge in drawing.iterfind(f"{{{_SVG}}}g"):
-        if not edge.get("class", "").startswith("edge"):
-            continue
-        path = edge.find(f".//{{{_SVG}}}path")
-        lift = float(path.get("stroke-width", "1")) / 2 + 0.5 if path is not None else 0.0
-        for parent in list(edge.iter()):
-            for label in parent.findall(f"{{{_SVG}}}text"):
-                parent.remove(label)
-                for name, value in (("stroke", PAPER), ("stroke-width", "3"), ("stroke-linejoin", "round")):
-                    label.set(name, value)
-                label.set("paint-order", "stroke")
-                label.set("y", f"{float(label.get('y', '0')) - lift:.2f}")
-                labels.append(label)
-    drawing.append(labels)
 
 
 def _frame(root: ET.Element, drawing: ET.Element, chart: Chart, layer: Layer | None) -> None:
