@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lifecycle.stores.memory import MemoryStore
+from lifecycle.stores.opening import open_store
 from lifecycle.stores.postgres import PostgresStore
 from lifecycle.stores.protocol import Claim, Claimed, SnapshotStore, StoredRow, StoreTooNew
 from lifecycle.stores.settings import WriterSettings
@@ -20,4 +21,5 @@ __all__ = [
     "StoreWriter",
     "StoredRow",
     "WriterSettings",
+    "open_store",
 ]

@@ -122,8 +122,8 @@ class BaseStore(ABC):
     def _shut(self) -> None:
         """Close what is open."""
 
-    def _now(self) -> float:
-        """The clock that leases are measured by."""
+    def lease_clock(self) -> float:
+        """The time by which leases are measured."""
         return self._clock()
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class BaseStore(ABC):
         self.flush()
         with self._writing():
             epoch = self._next_epoch()
-            now = self._now()
+            now = self.lease_clock()
             self._set_lease(owner, now + ttl)
             seized = self._seize(owner, epoch, now, ids, force=force)
             claim = self._loaded(seized, epoch)
@@ -291,7 +291,7 @@ class BaseStore(ABC):
     def renew(self, owner: str, ttl: float) -> int:
         """Extend the owner's leases to `ttl` seconds from now; returns how many pending rollouts are its own."""
         with self._writing():
-            self._set_lease(owner, self._now() + ttl)
+            self._set_lease(owner, self.lease_clock() + ttl)
             self._renewed[owner] = self._clock()
             held = self._owned(owner)
             self._settle()
@@ -306,13 +306,13 @@ class BaseStore(ABC):
 
     def _leased(self, owner: str) -> bool:
         until = self._lease(owner)
-        return until is not None and until > self._now()
+        return until is not None and until > self.lease_clock()
 
     def _keep_lease(self, owner: str, ttl: float) -> None:
         """Extend the lease along with a write, at most every third of its length."""
         now, last = self._clock(), self._renewed.get(owner)
         if last is None or not last <= now < last + ttl / 3:
-            self._set_lease(owner, self._now() + ttl)
+            self._set_lease(owner, self.lease_clock() + ttl)
             self._renewed[owner] = now
 
     # -- guarding ------------------------------------------------------------------------------------------------

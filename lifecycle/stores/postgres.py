@@ -79,7 +79,8 @@ class PostgresStore(SqlStore):
             self._held = self._psycopg.connect(**self._dsn, autocommit=True)
         return self._held
 
-    def _now(self) -> float:
+    def lease_clock(self) -> float:
+        """The time by which leases are measured: the server's."""
         if self._local_leases:
             return self._clock()
         return float(self._query("SELECT extract(epoch FROM clock_timestamp())::float8")[0][0])

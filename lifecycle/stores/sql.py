@@ -86,6 +86,7 @@ SET_LEASE = (
 )
 DROP_LEASE = "DELETE FROM lifecycle_owners WHERE owner = ?"
 OWNED = f"SELECT COUNT(*) FROM lifecycle_rollouts r WHERE r.owner = ? AND {_WAITED_FOR}"  # noqa: S608
+ORPHANS = "SELECT DISTINCT p.id FROM lifecycle_pieces p LEFT JOIN lifecycle_rollouts r ON r.id = p.id WHERE r.id IS NULL"
 
 NO_EPOCH = -1
 
@@ -182,6 +183,13 @@ class SqlStore(BaseStore):
 
     def _owned(self, owner: str) -> int:
         return int(self._query(OWNED, owner)[0][0])
+
+    def problems(self) -> list[str]:
+        """Damage that no single rollout shows: here, payloads without a row."""
+        with self._reading():
+            return [
+                f"payloads of rollout {str(row[0])!r} are left without a row" for row in self._query(ORPHANS)
+            ]
 
 
 def _values(head: Head) -> tuple[Any, ...]:

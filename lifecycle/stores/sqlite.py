@@ -138,12 +138,12 @@ class SqliteStore(SqlStore):
 
     def problems(self) -> list[str]:
         """What SQLite's own check of the file finds: damage that no single rollout shows, such as lost rows."""
-        with self._lock:
-            try:
+        try:
+            with self._reading():
                 found = [str(row[0]) for row in self._query("PRAGMA integrity_check(20)")]
-            except (sqlite3.Error, UnicodeDecodeError) as error:
-                return [str(error)]
-        return [] if found == ["ok"] else found
+            return super().problems() if found == ["ok"] else found
+        except StoreUnavailable as error:
+            return [str(error)]
 
     def _shut(self) -> None:
         if not self._closed:
