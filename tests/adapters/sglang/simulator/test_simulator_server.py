@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -207,3 +208,51 @@ def test_exports() -> None:
     assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         package.nothing  # noqa: B018
+
+
+def test_tokenizer_endpoints_take_lists_and_refuse_nonsense(
+    cluster: SimulatedCluster, client: httpx.Client
+) -> None:
+    """Several texts or id lists at once; an id outside the vocabulary or a wrong type is a 400 that says so."""
+    url = cluster.urls[0]
+    both = client.post(url + "/tokenize", json={"prompt": ["He", ""]}).json()
+    assert (both["tokens"], both["count"]) == ([[39, 68], []], [2, 0])
+    assert client.post(url + "/detokenize", json={"tokens": both["tokens"]}).json() == {"text": ["He", ""]}
+    outside = client.post(url + "/v1/detokenize", json={"tokens": [39, 512]})
+    assert (outside.status_code, outside.json()["message"]) == (400, "tokens must lie between 0 and 511")
+    assert client.post(url + "/v1/tokenize", json={"prompt": 3}).status_code == 400
+
+
+def test_models_and_old_paths(cluster: SimulatedCluster, client: httpx.Client) -> None:
+    """The OpenAI list of models names the one, and the deprecated paths still answer."""
+    url = cluster.urls[0]
+    (card,) = client.get(url + "/v1/models").json()["data"]
+    assert card["id"] == client.get(url + "/get_server_info").json()["served_model_name"]
+    assert client.get(url + "/ping").status_code == 200
+
+
+def test_control_calls_over_http(cluster: SimulatedCluster, client: httpx.Client) -> None:
+    """A control call with a wrong type is a 400 that names the field; a refusing fault shows its status."""
+    url = cluster.urls[0]
+    wrong = client.post(url + "/abort_request", json={"rid": 5})
+    assert wrong.status_code == 400
+    assert "$.rid" in wrong.json()["message"]
+    cluster[0].inject(Fault(FaultKind.CONTROL_REFUSED, status=401, times=1))
+    assert client.post(url + "/abort_request", json={"rid": "x"}).status_code == 401
+    assert client.post(url + "/abort_request", json={"rid": "x"}).status_code == 200
+
+
+def test_a_body_that_never_ends_is_nobody(cluster: SimulatedCluster) -> None:
+    """A client that leaves in the middle of its request body has made no request."""
+    with socket.create_connection(("127.0.0.1", cluster[0].port)) as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert cluster[0].call(lambda brain: brain.submitted) == 0
+
+
+def test_stopping_while_a_restart_is_due() -> None:
+    """A cluster stops at once even when a dead worker was to come back later."""
+    fault = Fault(FaultKind.DEATH, after=1, restart=3600)
+    with SimulatedCluster(faults=[fault]) as cluster, httpx.Client() as client:
+        with pytest.raises(httpx.TransportError):
+            client.post(cluster.urls[0] + "/generate", json=body(5))
+        assert not cluster[0].call(lambda brain: brain.alive)
