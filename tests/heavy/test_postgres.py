@@ -11,18 +11,7 @@ import pytest
 from lifecycle.errors import ConfigurationError, SnapshotCorrupt, StoreUnavailable
 from lifecycle.stores import PostgresStore, SnapshotStore, StoreTooNew
 from lifecycle.testing.stores import OTHER, OWNER, TTL, StoreContract, ids, same, snapshot, tail
-from tests.heavy.postgres_server import NoServer, PostgresServer
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    """One server for all tests of this file."""
-    try:
-        running = PostgresServer()
-    except NoServer as error:
-        pytest.fail(str(error), pytrace=False)
-    with running:
-        yield running
+from tests.heavy.postgres_server import PostgresServer
 
 
 @pytest.fixture
