@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lifecycle.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from lifecycle.cli.log_figures import Reading
     from lifecycle.diagram.chart import Chart
@@ -116,8 +118,6 @@ def diagram(
     more_logs: tuple[Path, ...],
 ) -> None:
     """Draw a machine from its table, and what happened over it."""
-    from lifecycle.errors import ConfigurationError
-
     modes = [
         name
         for name, value in (("--check", check_dir), ("--write", write_dir), ("--log", logs), ("--diff", old))
@@ -147,10 +147,13 @@ def diagram(
 def _check(directory: Path) -> None:
     from lifecycle.diagram import check, live_charts
 
-    drifts = check(live_charts(), directory)
+    charts = live_charts()
+    drifts = check(charts, directory)
     if not drifts:
         click.echo(f"{directory}: the pictures agree with the tables")
         return
+    for chart in charts.values():
+        click.echo(_what_changed(directory / f"{chart.name}.json", chart), err=True, nl=False)
     for drift in drifts:
         click.echo(f"{drift.path} {drift.problem}", err=True)
         if drift.diff:
@@ -158,6 +161,17 @@ def _check(directory: Path) -> None:
     count = f"{len(drifts)} file{'s' if len(drifts) != 1 else ''}"
     click.echo(f"\n{count} out of step with lifecycle/machine.py. To mend: {MENDING} {directory}", err=True)
     raise SystemExit(1)
+
+
+def _what_changed(committed: Path, chart: Chart) -> str:
+    """The change of the table in a reviewer's words; nothing where the committed JSON cannot be read."""
+    from lifecycle.diagram import compare, diff_markdown
+
+    try:
+        changes = compare(_load(committed, chart.name), chart)
+    except (ConfigurationError, Refused):
+        return ""
+    return "" if changes.empty else diff_markdown(changes) + "\n"
 
 
 def _write(directory: Path) -> None:

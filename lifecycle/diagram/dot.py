@@ -91,7 +91,7 @@ def _attributes(values: Mapping[str, object]) -> str:
 
 
 def _legend(chart: Chart, layer: Layer | None) -> Iterator[str]:
-    title = layer.title if layer else f"The {chart.name} machine, table {chart.hash}"
+    title = layer.title if layer else f"The {chart.name} machine"
     rows = [title, *(f"{name}: {text}" for name, text in chart.trigger_meanings.items())]
     # \l ends a left-justified line, so it must not be escaped
     yield 'label="' + "".join(escape(row) + r"\l" for row in rows) + '"; labeljust=l;'

@@ -167,6 +167,24 @@ def test_check_says_the_diff_and_the_command_that_mends_and_the_command_mends(tm
     assert "nothing to change" in run("--write", directory).output
 
 
+def test_check_says_first_what_changed_in_the_table(tmp_path: Path) -> None:
+    """A reviewer reads the arcs before the lines of files; a committed JSON that is damaged is only one more drift."""
+    directory = tmp_path / "diagrams"
+    run("--write", directory)
+    path = directory / "rollout.json"
+    old = json.loads(path.read_text())
+    old["arcs"] = [arc for arc in old["arcs"] if arc["trigger"] != "expire"]
+    path.write_text(json.dumps(old))
+    result = run("--check", directory)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("### The rollout machine: 1 arc added, 0 arcs removed")
+    assert "- added `aborting --expire--> aborted`: the deadline passed" in result.stderr
+    path.write_text("no json")
+    result = run("--check", directory)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"{path} differs from the tables")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
