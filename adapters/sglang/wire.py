@@ -306,7 +306,7 @@ class WireDecoder:
         count = _count(meta)
         if count is not None and count >= self.have and (meta.output_token_logprobs or count == self.have):
             return self._fresh(meta, aborted=True)
-        if count != self.have:
+        if (count or 0) != self.have:
             length = len(meta.output_token_logprobs or ())
             self._note(
                 events,

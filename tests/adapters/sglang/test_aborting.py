@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from adapters.sglang import SGLangBackend
+from adapters.sglang.live import LiveStreams
 from lifecycle.backend import Call, CallRef, ReceiptStatus
 from lifecycle.events import EndKind, StreamEnd, StreamEvent
 from lifecycle.states import Reason
@@ -244,6 +245,27 @@ class TestClose:
             assert servers[0].requests == []
         async with behind(backend_of, {ABORT: OK}, {ABORT: OK}, strategy="fanout") as (_, servers, backend):
             assert len(await backend.abort([ref("a")], deadline=5)) == 2
+
+
+async def test_one_rid_twice() -> None:
+    """Two streams of one rid do not get in each other's way here: the later one is the one that counts."""
+    live = LiveStreams()
+    first, second = live.add("a", "http://h"), live.add("a", "http://h")
+    live.remove(first)
+    assert live.get("a") is second
+    assert len(live) == 1
+    live.remove(second)
+    assert live.all() == []
+
+
+async def test_given_workers_that_refuse(backend_of: Callable[..., SGLangBackend]) -> None:
+    """A failure casts no doubt on workers that the caller named: nobody else is asked."""
+    async with ScriptedServer({ABORT: answer(500)}) as server:
+        async with backend_of("http://127.0.0.1:9", workers=[f"{server.url}@0"]) as backend:
+            for _ in range(2):
+                (receipt,) = await backend.abort([ref("a")], deadline=5)
+                assert (receipt.worker, receipt.status) == (server.url, REFUSED)
+        assert server.paths() == [ABORT, ABORT]
 
 
 class TestEverything:

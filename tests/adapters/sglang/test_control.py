@@ -118,9 +118,11 @@ async def test_workers(backend_of: Callable[..., SGLangBackend]) -> None:
         {"/model_info": info, "/v1/loads": answer(200, LOADS)},
         {"/get_model_info": answer(200, {"model_path": "old"})},
         {"/model_info": info, "/v1/loads": answer(200, {"loads": [{"num_running_reqs": None}]})},
+        {"/model_info": info, "/v1/loads": answer(200, [])},
         {"/model_info": answer(401)},
     ) as (_, backend):
-        one, old, odd, closed = await backend.workers(deadline=5)
+        one, old, odd, none, closed = await backend.workers(deadline=5)
+        assert none.running is None
         assert (one.version, one.running, one.waiting, one.detail) == ("7", 3, 1, None)
         assert (old.status, old.version, old.running, old.detail) == (ACCEPTED, None, None, "loads unknown")
         assert (odd.version, odd.running) == ("7", None)
@@ -235,6 +237,31 @@ class TestTokenize:
             assert servers[0].requests == []
 
 
+class TestDetokenize:
+    """Ids to text."""
+
+    async def test_at_a_worker(self, backend_of: Callable[..., SGLangBackend]) -> None:
+        """A worker spells the tokens."""
+        async with behind(backend_of, {"/v1/detokenize": answer(200, {"text": "Hi"})}) as (servers, backend):
+            assert await backend.detokenize((39, 68)) == "Hi"
+            assert servers[0].requests[0].json() == {"tokens": [39, 68]}
+
+    @pytest.mark.parametrize("text", [{"text": 3}, [], {}])
+    async def test_odd_answer(self, backend_of: Callable[..., SGLangBackend], text: Any) -> None:
+        """An answer without text is none."""
+        async with behind(backend_of, {"/v1/detokenize": answer(200, text)}) as (_, backend):
+            with pytest.raises(BackendUnreachable, match="detokenise"):
+                await backend.detokenize([1])
+
+
+class Tensor:
+    """Something like an array."""
+
+    def tolist(self) -> list[int]:
+        """As plain numbers."""
+        return [1, 2]
+
+
 class Encoding:
     """What `tokenizers` returns."""
 
@@ -246,7 +273,7 @@ class Batch(dict[str, Any]):
 
 
 @pytest.mark.parametrize(
-    "encoded", [[1, 2], (1, 2), {"input_ids": [1, 2]}, Batch(input_ids=[1, 2]), Encoding()]
+    "encoded", [[1, 2], (1, 2), {"input_ids": [1, 2]}, Batch(input_ids=[1, 2]), Encoding(), Tensor()]
 )
 def test_token_ids(encoded: Any) -> None:
     """Ids are found in what the usual tokenizers return."""

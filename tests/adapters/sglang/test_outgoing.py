@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from array import array
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import adapters.sglang
 from adapters.sglang import SGLangBackend
 from adapters.sglang.outgoing import (
     COOLDOWN_S,
@@ -23,6 +25,7 @@ from adapters.sglang.outgoing import (
     request_headers,
 )
 from adapters.sglang.settings import check_files
+from adapters.sglang.transport import describe
 from lifecycle.backend import Backend, Call
 from lifecycle.errors import ConfigurationError
 
@@ -223,6 +226,21 @@ def test_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         check_files(4096)
     monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
     check_files(1_000_000)
+
+
+def test_open_file_limit_is_named() -> None:
+    """A process out of file descriptors is told so, however deep the client buried it."""
+    problem = RuntimeError("All connection attempts failed")
+    problem.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    assert "ulimit -n" in describe(problem)
+    assert describe(ValueError("x")) == "ValueError: x"
+    assert describe(TimeoutError()) == "TimeoutError"
+
+
+def test_only_what_is_offered() -> None:
+    """The package offers its backend, and nothing that is not there."""
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        adapters.sglang.Nothing  # noqa: B018
 
 
 def test_is_a_backend(backend_of: Callable[..., SGLangBackend]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -188,6 +189,56 @@ class TestOvertaken:
         assert seen.tokens == [11, 12, 13]
         assert seen.end.kind is EndKind.REJECTED
 
+    def test_short_cut_that_does_not_fit(self) -> None:
+        """A chunk that repeats the list and then tells something impossible is judged as a whole."""
+        for bad in (
+            chunk([11, 12, 13], None),
+            chunk([11, 12, 13], 9),
+            chunk([11, 12], 2).replace(b',"completion_tokens":2', b',"completion_tokens":"2"'),
+        ):
+            seen, _ = self.read(*self.START, [chunk([11, 12], 2)], [bad])
+            assert (seen.tokens, seen.end.kind) == ([11, 12], EndKind.REJECTED)
+
+    def test_list_longer_than_its_count(self) -> None:
+        """A list that grew after its count was taken is cut to the count also where it was repeated."""
+        seen, _ = self.read(*self.START, [chunk([11, 12, 13, 14, 15], 3)], [chunk([11, 12, 13, 14, 15], 5)])
+        assert seen.tokens == [11, 12, 13, 14, 15]
+
+    def test_texts_in_the_list(self) -> None:
+        """Pairs with texts, which may look like anything, are read whole."""
+        texts = ["]]", "]]}}", ']],"x":[', "[[", ","]
+        entries = [[-0.5, 11 + n, text] for n, text in enumerate(texts)]
+        payloads = [chunk(None, n, output_token_logprobs=entries[:n]) for n in range(1, 6)]
+        seen, _ = self.read(*([payload] for payload in payloads))
+        assert seen.tokens == [11, 12, 13, 14, 15]
+
+    @pytest.mark.parametrize("real", [False, True], ids=["no list of its own", "its own list behind it"])
+    def test_a_list_that_is_not_the_list(self, real: bool) -> None:
+        """A key of the same name inside another object is no shortcut, and is not believed."""
+        nested = (
+            '{"meta_info":{"nested":{"a":1,"output_token_logprobs":[[-0.5,99,null]]},"completion_tokens":2'
+        )
+        own = ',"output_token_logprobs":[[-0.5,11,null],[-0.5,12,null]]' if real else ""
+        odd = f"{nested}{own}}}}}".encode()
+        seen, _ = self.read(*self.START, [odd], [odd], [chunk([11, 12, 13], 3)])
+        assert seen.tokens == [11, 12, 13]
+
+    @pytest.mark.parametrize("order", ["list first", "spaces", "meta first"])
+    def test_other_json(self, order: str) -> None:
+        """JSON in another order or with spaces is read all the same, if at full price."""
+
+        def other(count: int) -> bytes:
+            meta = {"finish_reason": None, "weight_version": "7", "completion_tokens": count}
+            entries = {"output_token_logprobs": pairs(*range(11, 11 + count))}
+            if order == "spaces":
+                return json.dumps({"meta_info": meta | entries}).encode()
+            whole = {"meta_info": entries | meta, "text": "x"}
+            return encode(whole if order == "list first" else {"meta_info": meta | entries, "text": "x"})
+
+        seen, _ = self.read(*([other(count)] for count in range(1, 9)))
+        assert seen.tokens == list(range(11, 19))
+        assert seen.ends == []
+
     def test_label_with_an_escape(self) -> None:
         """A label that only a decoder can read is decoded, chunk by chunk."""
         strange = 'a"b'
@@ -234,6 +285,17 @@ class TestAborts:
         assert seen.end.kind is EndKind.ENDED
         assert seen.end.spans == ()
         assert seen.anomalies == []
+
+    def test_no_list_and_nothing_new(self) -> None:
+        """An abort without a list that counts what was shown needs no remark."""
+        seen = decode([chunk([11, 12], 2)], [chunk(None, 2, finish=QUEUE_ABORT)])
+        assert (seen.tokens, seen.anomalies) == ([11, 12], [])
+
+    @pytest.mark.parametrize("cumulative", [False, True])
+    def test_nothing_counted_at_all(self, cumulative: bool) -> None:
+        """An abort with neither count nor list, before any token, is plain (0.5.3)."""
+        seen = decode([chunk(None, 0 if cumulative else None, finish=QUEUE_ABORT)])
+        assert (seen.tokens, [each.kind for each in seen.anomalies]) == ([], [])
 
     @pytest.mark.parametrize("shown", [3, 2])
     def test_retracted_incremental(self, shown: int) -> None:
