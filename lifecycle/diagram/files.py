@@ -14,7 +14,7 @@ from lifecycle.diagram.chart import Chart
 from lifecycle.diagram.dot import to_dot
 from lifecycle.diagram.markdown import to_markdown
 from lifecycle.diagram.mermaid import to_mermaid
-from lifecycle.diagram.svg import digest, drawn_from, to_svg
+from lifecycle.diagram.svg import digest, drawn_from, to_png, to_svg
 from lifecycle.errors import ConfigurationError
 
 
@@ -107,10 +107,11 @@ def _index(charts: Mapping[str, Chart]) -> str:
 def check(charts: Mapping[str, Chart], directory: Path) -> list[Drift]:
     """Compare the committed files with the tables. An empty list: they agree.
 
-    SVG files are never compared byte by byte; each one says which DOT text it was drawn from.
+    SVG and PNG files are never compared byte by byte; each one says which DOT text it was drawn from.
     """
     drifts = [_compare(path, text) for path, text in expected_texts(charts, directory).items()]
-    drifts += [_svg_drift(directory / f"{name}.svg", chart) for name, chart in charts.items()]
+    drifts += [_picture_drift(directory / f"{name}.svg", chart) for name, chart in charts.items()]
+    drifts += [_picture_drift(path, chart) for path, chart in _shown_in_docs(charts, directory)]
     return [drift for drift in drifts if drift is not None]
 
 
@@ -133,7 +134,7 @@ def _compare(path: Path, expected: str) -> Drift | None:
     return Drift(path, "differs from the tables", "\n".join(diff))
 
 
-def _svg_drift(path: Path, chart: Chart) -> Drift | None:
+def _picture_drift(path: Path, chart: Chart) -> Drift | None:
     try:
         found = drawn_from(path.read_bytes())
     except FileNotFoundError:
@@ -143,8 +144,15 @@ def _svg_drift(path: Path, chart: Chart) -> Drift | None:
     return None if found == digest(chart) else Drift(path, "was drawn from another table")
 
 
+def _shown_in_docs(charts: Mapping[str, Chart], directory: Path) -> list[tuple[Path, Chart]]:
+    """The PNGs that the documentation beside `directory` has of the plain machines; those it has not are not made."""
+    docs = Path(os.path.relpath(directory.resolve().parent / "docs" / "img"))
+    shown = ((docs / f"{name}.png", chart) for name, chart in charts.items())
+    return [(path, chart) for path, chart in shown if path.is_file()]
+
+
 def write(charts: Mapping[str, Chart], directory: Path) -> list[Path]:
-    """Write every form of every chart, and fill the blocks of the README beside. Returns the files that changed.
+    """Write every form of every chart, and mend the README and the PNGs of the docs beside. Returns what changed.
 
     Raises ConfigurationError when a file cannot be written, or the analysis extra is missing (SVG needs it).
     """
@@ -153,6 +161,10 @@ def write(charts: Mapping[str, Chart], directory: Path) -> list[Path]:
     changed = [path for path, text in texts.items() if not _holds(path, text)]
     for path in changed:
         save(path, texts[path].encode())
+    for path, chart in _shown_in_docs(charts, directory):
+        if _picture_drift(path, chart):
+            save(path, to_png(to_svg(chart)))
+            changed.append(path)
     return changed
 
 

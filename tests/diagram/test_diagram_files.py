@@ -109,6 +109,18 @@ def test_a_readme_without_markers_is_left_alone(directory: Path) -> None:
     assert readme.read_text() == "plain"
 
 
+def test_a_png_that_the_docs_show_is_compared_and_mended(directory: Path) -> None:
+    """Only where there is one: the documentation decides what it shows."""
+    png = directory.parent / "docs" / "img" / "gate.png"
+    png.parent.mkdir(parents=True)
+    png.write_bytes(b"old")
+    (drift,) = check(CHARTS, directory)
+    assert (drift.path.resolve(), drift.problem) == (png, "was drawn from another table")
+    assert [path.resolve() for path in write(CHARTS, directory)] == [png]
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert check(CHARTS, directory) == []
+
+
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A file stands where the directory should be."""
     (tmp_path / "diagrams").write_text("in the way")
