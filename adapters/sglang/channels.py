@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Raw, Struct, ValidationError
 from msgspec.json import Decoder
 
+from adapters.sglang.nucleus import read_nucleus
 from lifecycle.events import Anomaly, ChannelData
 
 ASKED_BY = (
@@ -59,12 +60,13 @@ class ChannelReader:
 
     `prompt_tokens` and `start_len` (`routed_experts_start_len`, absolute; honoured since 0.5.12) place the rows of
     the blobs: those cover the sequence from `start_len` up to its last but one token, and come whole, once, with the
-    last chunk.
+    last chunk. With `nucleus` the kept ids of top-p sampling are read too.
     """
 
-    def __init__(self, prompt_tokens: int, start_len: int = 0) -> None:
+    def __init__(self, prompt_tokens: int, start_len: int = 0, *, nucleus: bool = False) -> None:
         self.prompt_tokens = prompt_tokens
         self.start_len = start_len
+        self.nucleus = nucleus
 
     def read(self, payload: bytes, shown: int, count: int, *, ended: bool) -> Sequence[ChannelData | Anomaly]:
         """The channels of one chunk that took the attempt from `shown` to `count` tokens."""
@@ -73,6 +75,8 @@ class ChannelReader:
         except ValidationError as problem:
             return [Anomaly("channel", str(problem))]
         found: list[ChannelData | Anomaly] = []
+        if self.nucleus and (kept := read_nucleus(payload, shown, count)) is not None:
+            found.append(kept)
         for name in LISTS:
             rows: list[Raw] | None = getattr(meta, name)
             if rows and count > shown:

@@ -1,0 +1,110 @@
+"""The engines behind the hooks: slime calls plain functions, so somebody must remember what lives between calls."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from adapters.sglang import SGLangBackend
+from adapters.slime.settings import Settings
+from lifecycle.backend import Backend
+from lifecycle.policy import OnAbort, Policy
+from lifecycle.stores import SqliteStore
+from lifecycle.thread import EngineThread
+
+
+@dataclass(slots=True, eq=False)
+class OpenGroup:
+    """Samples of one prompt that were taken from the data source and not delivered yet."""
+
+    id: str
+    samples: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Runtime:
+    """One engine in its thread, and the groups that `generate_rollout` has begun and not delivered.
+
+    `open_groups` are what a checkpoint must hold besides the data source's cursor; `ready` are whole groups of a step
+    that could not be finished.
+    """
+
+    settings: Settings
+    thread: EngineThread
+    open_groups: dict[str, OpenGroup] = field(default_factory=dict)
+    ready: list[OpenGroup] = field(default_factory=list)
+
+    def policy(self, *, keep: bool) -> Policy:
+        """How rollouts are treated; without `keep` a resume begins again at the prompt."""
+        return Policy(
+            on_abort=OnAbort.KEEP if keep else OnAbort.RESTART,
+            max_attempts=self.settings.max_attempts,
+            max_staleness=self.settings.max_staleness,
+            max_carries=self.settings.max_carries,
+            mask_off_policy=self.settings.mask_off_policy,
+        )
+
+    def undelivered(self) -> list[list[Any]]:
+        """The samples of every group that is not delivered, whole ones first."""
+        return [group.samples for group in (*self.ready, *self.open_groups.values())]
+
+
+_RUNTIMES: dict[tuple[int, Settings], Runtime] = {}
+_LOCK = threading.Lock()
+
+
+def runtime_for(args: Any) -> Runtime:
+    """The runtime for these settings, in this process; made at the first call, ended by `close_all` or at exit."""
+    settings = Settings.from_args(args)
+    key = (os.getpid(), settings)
+    with _LOCK:
+        runtime = _RUNTIMES.get(key)
+        if runtime is None:
+            runtime = _RUNTIMES[key] = _make(settings)
+        return runtime
+
+
+def existing_runtime(args: Any) -> Runtime | None:
+    """The runtime for these settings if there is one."""
+    with _LOCK:
+        return _RUNTIMES.get((os.getpid(), Settings.from_args(args)))
+
+
+def close_all() -> None:
+    """End every engine of this process: abort on the servers, save, join the threads."""
+    with _LOCK:
+        mine = [key for key in _RUNTIMES if key[0] == os.getpid()]
+        runtimes = [_RUNTIMES.pop(key) for key in mine]
+    for runtime in runtimes:
+        runtime.thread.__exit__(None, None, None)
+
+
+atexit.register(close_all)
+
+
+def backend_for(settings: Settings) -> AbstractAsyncContextManager[Backend]:
+    """The backend of an engine; called and entered in the engine's thread."""
+    return SGLangBackend(
+        settings.url,
+        workers=settings.workers,
+        api_key_env=settings.api_key_env,
+        max_connections=settings.max_in_flight,
+        transport=settings.transport,
+    )
+
+
+def _make(settings: Settings) -> Runtime:
+    thread = EngineThread(
+        lambda: backend_for(settings),
+        name="lifecycle-slime",
+        max_in_flight=settings.max_in_flight,
+        log=settings.log,
+        store=None if settings.store is None else SqliteStore(settings.store),
+        abort_timeout=settings.abort_timeout,
+    )
+    thread.__enter__()
+    return Runtime(settings, thread)
