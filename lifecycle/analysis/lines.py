@@ -1,0 +1,157 @@
+"""The lines of a log file themselves: the n-th one, or all of them. No database.
+
+DuckDB numbers the lines that are not blank; an editor numbers all of them. `pick` translates.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import IO, Any, Final, cast
+
+import msgspec
+
+from lifecycle.analysis.sources import Source
+from lifecycle.errors import ConfigurationError
+from lifecycle.log.records import RECORD_TYPES, event_name
+
+CHUNK: Final = 4 * 1024 * 1024
+INSTALL: Final = "pip install 'rollout-lifecycle[analysis]'"
+_BLANK = re.compile(rb"\n[ \t\r]*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RawLine:
+    """One line: `number` as an editor counts, from 1 (in Parquet: of the row); `text` without its newline."""
+
+    number: int
+    text: bytes
+
+
+def missing_extra(what: str) -> ConfigurationError:
+    """The error for a package that is not installed: what needs it, and the command that helps."""
+    return ConfigurationError(f"{what} needs the analysis extra: {INSTALL}")
+
+
+def open_source(source: Source) -> AbstractContextManager[IO[bytes]]:
+    """The bytes of a file of lines, decompressed. Raises ConfigurationError when it cannot be opened."""
+    try:
+        if source.compression == "gzip":
+            return cast("AbstractContextManager[IO[bytes]]", gzip.open(source.path, "rb"))
+        if source.compression == "zstd":
+            try:
+                import zstandard  # noqa: PLC0415  an extra
+            except ImportError as error:
+                raise missing_extra(str(source)) from error
+            return cast("AbstractContextManager[IO[bytes]]", zstandard.open(source.path, "rb"))
+        return source.path.open("rb")
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the log {source}: {error.strerror}") from error
+
+
+def _chunks(file: IO[bytes]) -> Iterator[bytes]:
+    """Pieces that end with a newline, but for the last; a compressed file that is cut off ends early."""
+    rest = b""
+    while True:
+        try:
+            data = file.read(CHUNK)
+        except (EOFError, OSError, zlib.error):
+            data = b""
+        if not data:
+            break
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut]
+            rest = data[cut:]
+        else:
+            rest += data
+    if rest:
+        yield rest
+
+
+def each_line(source: Source, needle: bytes = b"") -> Iterator[RawLine]:
+    """Every line that is not blank, or only those in which the bytes of `needle` occur."""
+    if source.is_parquet:
+        yield from _parquet_lines(source, None, needle)
+        return
+    with open_source(source) as file:
+        number = 0
+        for chunk in _chunks(file):
+            if needle and needle not in chunk:
+                number += chunk.count(b"\n")
+                continue
+            for text in chunk.split(b"\n")[: -1 if chunk.endswith(b"\n") else None]:
+                number += 1
+                if needle in text and text.strip():
+                    yield RawLine(number, text)
+
+
+def pick(source: Source, ordinals: Sequence[int]) -> dict[int, RawLine]:
+    """The lines with these ordinals, which count from 0 and leave blank lines out. Stops at the last one wanted."""
+    wanted = sorted(set(ordinals))
+    if source.is_parquet:
+        rows = _parquet_lines(source, wanted, b"")
+        return {line.number - 1: line for line in rows}
+    found: dict[int, RawLine] = {}
+    ordinal = number = 0  # of the first line of the chunk: without and with blank lines
+    with open_source(source) as file:
+        for chunk in _chunks(file):
+            if len(found) == len(wanted):
+                break
+            blank = chunk[:1] in b"\n\r \t" or _BLANK.search(chunk) is not None
+            lines = chunk.count(b"\n") + (not chunk.endswith(b"\n"))
+            upto = wanted[len(found)]
+            if not blank and upto >= ordinal + lines:
+                ordinal, number = ordinal + lines, number + lines
+                continue
+            for text in chunk.split(b"\n")[: -1 if chunk.endswith(b"\n") else None]:
+                number += 1
+                if not text.strip():
+                    continue
+                if len(found) < len(wanted) and wanted[len(found)] == ordinal:
+                    found[ordinal] = RawLine(number, text)
+                ordinal += 1
+    return found
+
+
+def _parquet_lines(source: Source, wanted: Sequence[int] | None, needle: bytes) -> Iterator[RawLine]:
+    """Rows of a Parquet file as the lines they were made from."""
+    from lifecycle.analysis.duck import connect, quoted  # noqa: PLC0415  only here a database is needed
+
+    connection = connect()
+    parquet = f"read_parquet({quoted(source.path)}, file_row_number = true)"
+    where = "" if wanted is None else "WHERE list_contains($1::BIGINT[], file_row_number)"
+    query = f"SELECT * FROM {parquet} {where} ORDER BY file_row_number"  # noqa: S608  a quoted path
+    cursor = connection.execute(query, None if wanted is None else [list(wanted)])
+    names = [column[0] for column in cursor.description]
+    while rows := cursor.fetchmany(10_000):
+        for row in rows:
+            values: dict[str, Any] = dict(zip(names, row, strict=True))
+            number = int(values.pop("file_row_number")) + 1
+            text = msgspec.json.encode(_unpacked(values))
+            if needle in text:
+                yield RawLine(number, text)
+
+
+JSON_COLUMNS: Final = frozenset({"tables", "settings", "ledger", "states", "spans"})
+"""Columns that hold JSON text in Parquet, because their shape differs from line to line."""
+
+
+KEYS: Final = {
+    event_name(record_type): {"event", *(field.encode_name for field in msgspec.structs.fields(record_type))}
+    for record_type in RECORD_TYPES
+}
+"""Which keys each event has: the columns of a Parquet file are those of all events."""
+
+
+def _unpacked(values: dict[str, Any]) -> dict[str, Any]:
+    keys = KEYS.get(values.get("event", ""), values.keys())
+    return {
+        name: msgspec.Raw(value.encode()) if name in JSON_COLUMNS and value is not None else value
+        for name, value in values.items()
+        if name in keys
+    }

@@ -1,0 +1,25 @@
+-- The rollouts that rollouts.sql could not tell in order: their states by time, their last line, tokens lost unseen
+-- between two processes, and tokens that they brought along from before these logs. One hexadecimal digit a move.
+CREATE TABLE paths AS
+WITH told AS (
+    SELECT
+        rollout, lines.rowid AS row_number, ts, event, source, dest, tokens,
+        CASE WHEN event = 'rollout.restored' THEN extra ELSE 0 END AS dropped,
+        lag(tokens) OVER story AS tokens_before,
+        lag(dest) OVER story AS state_before
+    FROM lines
+    WHERE rollout IN (SELECT rollout FROM rollouts WHERE is_long)
+    WINDOW story AS (PARTITION BY rollout ORDER BY ts, lines.rowid)
+)
+SELECT
+    rollout,
+    string_agg(format('{:x}', least(enum_code(dest), 14) + 1), '' ORDER BY ts DESC, row_number DESC)
+        FILTER (dest <> source OR (event = 'rollout.restored' AND dest IS DISTINCT FROM state_before)) AS path,
+    enum_code(arg_max(dest, (ts, row_number))) AS state,
+    arg_max(tokens, (ts, row_number)) AS tokens,
+    max(ts) - min(ts) AS duration_s,
+    sum(greatest(tokens_before::BIGINT - tokens - dropped, 0))
+        FILTER (event = 'rollout.restored' AND tokens_before IS NOT NULL)::UBIGINT AS lost_unseen,
+    sum(tokens) FILTER (event = 'rollout.restored' AND tokens_before IS NULL)::UBIGINT AS brought
+FROM told
+GROUP BY rollout

@@ -1,0 +1,32 @@
+-- Over time, in {buckets} parts: requests sent and ended, and tokens where they were generated (spread over a stream).
+WITH span AS (SELECT min(ts) AS began, greatest(max(ts) - min(ts), 1e-6) / {buckets} AS width FROM lines),
+moves AS (
+    SELECT least(floor((ts - began) / width), {buckets} - 1)::INTEGER AS bucket,
+        count(*) FILTER (trigger = 'dispatch') AS dispatched,
+        count(*) FILTER (in_flight(source) AND NOT in_flight(dest)) AS ended
+    FROM lines, span
+    WHERE event = 'rollout.transition'
+    GROUP BY bucket
+),
+streams AS (
+    SELECT began + first_token_s AS first, greatest(ended, began + first_token_s + 1e-3) AS last, tokens
+    FROM flights WHERE tokens > 0 AND ended IS NOT NULL AND first_token_s IS NOT NULL
+),
+parts AS (
+    SELECT tokens, first, last,
+        unnest(range(floor((first - began) / width)::BIGINT, floor((last - began) / width)::BIGINT + 1)) AS bucket
+    FROM streams, span
+),
+rates AS (
+    SELECT least(bucket, {buckets} - 1)::INTEGER AS bucket,
+        sum(tokens * (least(last, began + (bucket + 1) * width) - greatest(first, began + bucket * width)) / (last - first))
+            * {sample} / any_value(width) AS tokens_per_s
+    FROM parts, span
+    GROUP BY least(bucket, {buckets} - 1)
+)
+SELECT bucket, began + bucket * width AS ts, coalesce(dispatched, 0) AS dispatched, coalesce(ended, 0) AS ended,
+    coalesce(tokens_per_s, 0) AS tokens_per_s
+FROM span, range({buckets}) AS numbers(bucket)
+LEFT JOIN moves USING (bucket)
+LEFT JOIN rates USING (bucket)
+ORDER BY bucket

@@ -1,0 +1,7 @@
+-- Every move that was made: how often, and the time spent in its source (seconds: p50, p95, p99).
+SELECT source::VARCHAR AS source, trigger::VARCHAR AS trigger, dest::VARCHAR AS dest,
+    count(*) AS n, quantiles(seconds) AS q, max(seconds) AS longest
+FROM lines
+WHERE event = '{event}'
+GROUP BY ALL
+ORDER BY n DESC, source, trigger
