@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 import click
 
-from lifecycle.backend import ReceiptStatus
+from lifecycle.backend import ReceiptStatus, WorkerReceipt
 from lifecycle.cli.progress import Progress
 from lifecycle.cli.prompts import Prompt
 from lifecycle.cli.rundir import RunDirectory, SamplesFile, reconcile, remaining
@@ -103,7 +103,6 @@ async def _main(
             api_key_env=options.api_key_env,
             transport=options.transport,
             max_connections=options.concurrency,
-            text=True,
         ) as backend:
             store = SqliteStore(directory.store)
             try:
@@ -170,9 +169,11 @@ async def _generate(
 
 
 async def _with_text(backend: Any, snapshot: Snapshot) -> Snapshot:
-    """The sample with the text of all its tokens: the pieces of an interrupted stream cannot be joined."""
-    if snapshot.text is not None:
-        return snapshot
+    """The sample with the text of its tokens, as a worker spells them; without where none can.
+
+    Not joined from the stream: the text of an aborted attempt is not to be trusted (SGLang 0.5.4 to 0.5.23), and a
+    resumed sample must read like one that was never interrupted.
+    """
     try:
         return replace(snapshot, text=await backend.detokenize(snapshot.tokens))
     except BackendError:
@@ -180,11 +181,18 @@ async def _with_text(backend: Any, snapshot: Snapshot) -> Snapshot:
 
 
 async def _unreachable(backend: Any) -> str | None:
-    """One sentence if no server answers at all, None if at least one does."""
+    """One sentence if no server answers, or none takes our key; None if at least one can be used."""
     receipts = await backend.workers(deadline=CONTROL_SECONDS)
-    if any(receipt.status is not ReceiptStatus.UNREACHABLE for receipt in receipts):
+    if any(_usable(receipt) for receipt in receipts):
         return None
     return "; ".join(f"{r.worker}: {r.detail or 'no answer'}" for r in receipts) or "no worker is known"
+
+
+def _usable(receipt: WorkerReceipt) -> bool:
+    """It answers; a refusal other than of the key may be an endpoint that this server does not have."""
+    if receipt.status is ReceiptStatus.UNREACHABLE:
+        return False
+    return not (receipt.detail or "").startswith(("HTTP 401", "HTTP 403"))
 
 
 async def _heed_signals(scope: anyio.CancelScope, stopped: Stopped) -> None:
