@@ -27,6 +27,7 @@ class PendingAbort:
     deadline: float
     send_at: float
     rounds: int = 0
+    accepted: bool = False
 
 
 class Aborts:
@@ -84,21 +85,27 @@ class Aborts:
         """Ask the workers to end a batch; what no worker accepted is closed at once."""
         refs = [abort.flight.ref for abort in batch]
         receipts = await self._ask(refs, everything=self.everything)
-        rounds = max(abort.rounds for abort in batch)
-        self._core.recorder.aborts(receipts, round_=rounds, pending=len(self.pending))
-        if self.keep_receipts:
-            self.receipts.extend(receipts)
+        self._note(receipts, max(abort.rounds for abort in batch))
         heard = {rid for receipt in receipts for rid in receipt.rids}
         accepted = {rid for r in receipts if r.status is ReceiptStatus.ACCEPTED for rid in r.rids}
         for abort in batch:
             rid = abort.flight.rid
-            if rid in heard and rid not in accepted and self.pending.get(rid) is abort:
+            abort.accepted = abort.accepted or rid in accepted
+            if rid in heard and not abort.accepted and self.pending.get(rid) is abort:
                 self._core.expire(abort.flight, Reason.ABORT_REFUSED)
 
     async def dismiss(self, ref: CallRef) -> None:
         """Tell the workers about an attempt we have given up on, without waiting for what comes of it."""
-        receipts = await self._ask([ref], everything=False)
-        self._core.recorder.aborts(receipts, round_=1, pending=len(self.pending))
+        self._note(await self._ask([ref], everything=False), 1)
+
+    async def sweep(self) -> None:
+        """Tell the workers to end everything they hold, where nothing of ours is in flight to be asked for."""
+        self._note(await self._ask([], everything=True), 1)
+
+    def _note(self, receipts: Sequence[AbortReceipt], rounds: int) -> None:
+        self._core.recorder.aborts(receipts, round_=rounds, pending=len(self.pending))
+        if self.keep_receipts:
+            self.receipts.extend(receipts)
 
     async def _ask(self, refs: Sequence[CallRef], *, everything: bool) -> Sequence[AbortReceipt]:
         limit = self._core.settings.control_timeout

@@ -18,7 +18,7 @@ from lifecycle.engine.recorder import Recorder
 from lifecycle.engine.settings import Clock, EngineSettings
 from lifecycle.engine.waiters import Waiters
 from lifecycle.errors import StreamMalformed
-from lifecycle.events import Anomaly, ChannelData, EndKind, StreamEnd, StreamEvent, TokenSlice
+from lifecycle.events import ChannelData, EndKind, StreamEnd, StreamEvent, TokenSlice
 from lifecycle.machine import GateCursor
 from lifecycle.policy import OnAbort
 from lifecycle.rollout import Change, Rollout
@@ -185,7 +185,7 @@ class Core:
         """Apply one socket read to its rollout; True when the attempt is over."""
         rollout = flight.rollout
         if self.flights.get(flight.rid) is not flight:
-            self._late(flight, batch)
+            self.recorder.late(rollout, flight.rid, batch)
             return True
         now = self.clock.monotonic()
         for event in batch:
@@ -233,11 +233,6 @@ class Core:
         if lasted is not None:
             self.recorder.recovered(lasted)
             self.wake()
-
-    def _late(self, flight: Flight, batch: Sequence[StreamEvent]) -> None:
-        tokens = sum(len(event.tokens) for event in batch if isinstance(event, TokenSlice))
-        detail = f"{tokens} tokens in {len(batch)} events after the attempt was over"
-        self.recorder.anomaly(flight.rollout, flight.rid, Anomaly("late_event", detail))
 
     def ended(self, flight: Flight, end: StreamEnd) -> None:
         """The stream is over: close the attempt and decide what comes next."""
@@ -311,14 +306,16 @@ class Core:
             rollout.reason = Reason.UNREACHABLE
         self._rest(rollout)
 
-    def request_abort(self, rollout: Rollout, reason: Reason, *, by_caller: bool, timeout: float) -> None:
+    def request_abort(
+        self, rollout: Rollout, reason: Reason, *, by_caller: bool, timeout: float, detail: str | None = None
+    ) -> None:
         """Ask for an end. Late and repeated asks are logged and change nothing but the caller's intent."""
         source = rollout.state
         if not rollout.at_rest:
             rollout.by_caller = rollout.by_caller or by_caller
         if source in {RolloutState.STREAMING, RolloutState.PARTIAL} or (by_caller and not rollout.at_rest):
             rollout.abort_reason = reason
-        change = rollout.move(Trigger.ABORT, self.clock.monotonic(), reason=reason)
+        change = rollout.move(Trigger.ABORT, self.clock.monotonic(), reason=reason, detail=detail)
         if source is RolloutState.PENDING:
             self.queue.drop(rollout)
             self.settle(rollout, change)

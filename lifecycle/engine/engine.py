@@ -17,6 +17,7 @@ from lifecycle.engine.aborts import Aborts
 from lifecycle.engine.attempt import fly, prepare
 from lifecycle.engine.collecting import Collector, Filter, OnGroup
 from lifecycle.engine.core import Core
+from lifecycle.engine.delivery import deliver
 from lifecycle.engine.groups import Batch
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.intake import Intake
@@ -134,7 +135,8 @@ class LifecycleEngine:
         for rollout in live:
             core.request_abort(rollout, reason, by_caller=False, timeout=self.settings.close_timeout)
         core.servers_paused = False
-        await self._rested(live)
+        with anyio.move_on_after(2 * self.settings.close_timeout):  # twice: only a bug of ours takes longer
+            await self._rested(live)
         try:
             await core.recorder.storage.close()
         finally:
@@ -197,8 +199,11 @@ class LifecycleEngine:
         self._aborts.keep_receipts += 1
         seen = len(self._aborts.receipts)
         try:
+            why, words = as_reason(reason)
             for rollout in rollouts:
-                self.core.request_abort(rollout, as_reason(reason), by_caller=True, timeout=limit)
+                self.core.request_abort(rollout, why, by_caller=True, timeout=limit, detail=words)
+            if self._aborts.everything and not self.core.flights:
+                await self._aborts.sweep()
             await self._rested(rollouts)
             receipts = tuple(self._aborts.receipts[seen:])
         finally:
@@ -216,7 +221,7 @@ class LifecycleEngine:
     def discard(self, which: RolloutHandle | str, *, reason: Reason | str = Reason.REQUESTED) -> None:
         """Give a rollout up that is pending or at rest; too late is a logged no-op."""
         rollout = self._find(which)
-        self.core.discard(rollout, as_reason(reason), None if reason in set(Reason) else str(reason))
+        self.core.discard(rollout, *as_reason(reason))
 
     async def collect(
         self,
@@ -333,25 +338,9 @@ class LifecycleEngine:
 
     # -- used by the parts -------------------------------------------------------------------------------------
 
-    async def deliver(self, moves: Sequence[tuple[Rollout, Disposition]], reason: str | None = None) -> None:
-        """Make dispositions durable, then log them. If that fails or is cancelled, nothing was delivered."""
-        core, before = self.core, [rollout.disposition for rollout, _ in moves]
-        for rollout, disposition in moves:
-            core.recorder.mark(rollout, disposition)
-        try:
-            await core.recorder.storage.durable()
-        except BaseException:
-            for (rollout, _), disposition in zip(moves, before, strict=True):
-                core.recorder.mark(rollout, disposition)
-            raise
-        for rollout_id in core.recorder.storage.take_fenced():
-            if rollout_id in core.rollouts:
-                core.fence(core.rollouts[rollout_id])
-        for rollout, disposition in moves:
-            if rollout.id not in core.fenced:
-                core.recorder.disposed(rollout, reason)
-                if disposition is not Disposition.CARRIED:
-                    core.retire(rollout)
+    async def deliver(self, moves: Sequence[tuple[Rollout, Disposition]]) -> None:
+        """Make dispositions durable, then log them; see `delivery.deliver`."""
+        await deliver(self.core, moves)
 
     @property
     def tasks(self) -> EngineTasks:
@@ -391,6 +380,8 @@ class LifecycleEngine:
             raise ConfigurationError(f"this engine holds no rollout {which!r}") from None
 
     def _select(self, which: Scope, group: str | None) -> list[Rollout]:
+        if which is not None and group is not None:
+            raise ConfigurationError("give rollouts or a group, not both")
         if which is not None:
             chosen = [which] if isinstance(which, RolloutHandle | str) else which
             return [self._find(one) for one in chosen]

@@ -33,9 +33,9 @@ def look(core: Core, aborts: Aborts, journal: Journal) -> EngineStats:
     )
 
 
-def as_reason(reason: Reason | str) -> Reason:
-    """The enum value that words stand for: `over-sampled` is `over_sampled`; unknown words are `requested`."""
+def as_reason(reason: Reason | str) -> tuple[Reason, str | None]:
+    """The enum value that words stand for (`over-sampled` is `over_sampled`); other words are `requested`, and kept."""
     try:
-        return Reason(str(reason).replace("-", "_").replace(" ", "_"))
+        return Reason(str(reason).replace("-", "_").replace(" ", "_")), None
     except ValueError:
-        return Reason.REQUESTED
+        return Reason.REQUESTED, str(reason)

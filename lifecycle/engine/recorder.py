@@ -10,7 +10,7 @@ from typing import Any
 from lifecycle.backend import AbortReceipt, WorkerReceipt
 from lifecycle.engine.settings import Clock
 from lifecycle.engine.storage import Storage
-from lifecycle.events import Anomaly
+from lifecycle.events import Anomaly, StreamEvent, TokenSlice
 from lifecycle.ledger import Ledger
 from lifecycle.log.journal import Journal, shorten
 from lifecycle.log.records import (
@@ -186,6 +186,12 @@ class Recorder:
                 detail=shorten(anomaly.detail) or "",
             )
         )
+
+    def late(self, rollout: Rollout, rid: str, batch: Sequence[StreamEvent]) -> None:
+        """Write down that an attempt which is over still said something."""
+        tokens = sum(len(event.tokens) for event in batch if isinstance(event, TokenSlice))
+        detail = f"{tokens} tokens in {len(batch)} events after the attempt was over"
+        self.anomaly(rollout, rid, Anomaly("late_event", detail))
 
     # -- the rest ----------------------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ class Updates:
             receipts = await self._backend.workers(deadline=limit)
             core.recorder.receipts("loads", receipts)
             while exclusive and any((r.running or 0) + (r.waiting or 0) for r in receipts):
+                await self._aborts.sweep()
                 await anyio.sleep(POLL_SECONDS)
                 receipts = await self._backend.workers(deadline=limit)
             return

@@ -552,7 +552,7 @@ async def test_a_collect_on_an_engine_that_gave_up_tries_again() -> None:
 async def test_closing_the_engine_ends_a_collect() -> None:
     """EngineClosed, and everything stays in the store as aborted."""
     lines, store = Lines(), MemoryStore()
-    async with engine_on(ScriptedBackend(by_speed(a=-1)), lines, store=store) as engine:
+    async with engine_on(ScriptedBackend(by_speed(a=-1)), lines, store=store) as engine:  # noqa: SIM117
         async with anyio.create_task_group() as tasks:
 
             async def run() -> None:

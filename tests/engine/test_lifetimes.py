@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from lifecycle.engine import LifecycleEngine
@@ -326,6 +327,35 @@ async def test_a_backend_that_raises_fails_that_rollout_only() -> None:
         assert (await good.wait()).state is RolloutState.COMPLETED
     assert lines.of(StreamAnomaly)[0]["kind"] == "backend_raised"
     assert "secret words" not in str(lines.all)
+
+
+async def test_an_adapter_that_raises_before_or_after_its_stream_harms_nobody() -> None:
+    """A plain method that raises at once fails the rollout; trouble while closing is only a line."""
+
+    class Early(ScriptedBackend):
+        def stream(self, call):
+            raise ZeroDivisionError
+
+    class Late(ScriptedBackend):
+        async def stream(self, call):
+            try:
+                yield [tokens(1), finish()]
+            finally:
+                raise ZeroDivisionError
+
+    class Plain(ScriptedBackend):
+        def stream(self, call):
+            return self
+
+        async def __anext__(self):
+            await anyio.lowlevel.checkpoint()
+            return [tokens(1), finish()]
+
+    for kind, state in ((Early, "failed"), (Late, "completed"), (Plain, "completed")):
+        lines = Lines()
+        async with engine_on(kind(simple(1)), lines) as engine:
+            assert (await engine.generate(request())).state == state
+        assert len(lines.of(StreamAnomaly, kind="backend_raised")) == (kind is not Plain)
 
 
 async def test_a_stream_without_an_end_is_lost() -> None:
