@@ -146,14 +146,16 @@ def _transitions(report: Report) -> Block:
             word(row["source"]),
             word(row["trigger"]),
             word(row["dest"]),
-            Cell("never", 0.0) if not row["count"] else number(row["count"]),
+            number(row["count"]),
             *percentiles(row),
             duration(row["max_s"]),
             word(row["kind"]),
         )
         for row in report["transitions"]
+        if row["count"]
     )
-    note = "Every move, and the time spent in its source before it. Declared moves that were never made come last."
+    never = sum(not row["count"] for row in report["transitions"])
+    note = f"Every move, and the time spent in its source before it. {never} declared moves were never made."
     columns = ("from", "trigger", "to", "count", *TIMES, "max", "kind")
     return _block("transitions", "Transitions", note, columns, rows)
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from lifecycle.analysis.blocks import Block, blocks
 from lifecycle.analysis.pictures import pictures
+from lifecycle.analysis.plots import plain
 from lifecycle.analysis.render import summary, verdict
 from lifecycle.analysis.report import Report
 from lifecycle.analysis.words import count, seconds, share
@@ -88,9 +89,9 @@ def _figures(report: Report) -> Iterator[tuple[str, str, bool]]:
     delivered = rollouts["dispositions"].get("delivered", 0)
     yield count(rollouts["total"]), "rollouts", False
     yield share(delivered, rollouts["total"]), "of them delivered", False
-    yield count(tokens["observed"]), "tokens observed", False
+    yield plain(tokens["observed"]), "tokens observed", False
     yield share(tokens["wasted"], tokens["observed"] + tokens["brought"]), "of them wasted", False
-    yield count(tokens["kept_by_resuming"]), "tokens kept by resuming", False
+    yield plain(tokens["kept_by_resuming"]), "tokens kept by resuming", False
     yield seconds(report["first_token"]["p50_s"]), "to the first token, median", False
     yield _abort_p95(report), "abort latency, p95 (confirmed)", False
     yield share(report["gate"]["shut_share"]), "of the time the gate was shut", False

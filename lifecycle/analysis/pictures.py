@@ -34,6 +34,7 @@ def pictures(report: Report) -> Iterator[str]:
     for key, title, note, hue in HISTOGRAMS:
         yield from _histogram(report["distributions"][key], title, note, hue)
     yield from _lag(report["staleness"]["lag_at_delivery"])
+    yield from _attempts(report["attempts"])
     yield from _workers(report["workers"]["workers"])
 
 
@@ -63,7 +64,7 @@ def _series(report: Report) -> Iterator[str]:
     if not any(point["dispatched"] for point in points):
         return
     for key, title, note, hue in (
-        ("in_flight", "Requests in flight", "at the end of each interval", "violet"),
+        ("in_flight", "Requests in flight", "at the end of each interval", "green"),
         ("tokens_per_s", "Tokens per second", "spread over each stream", "blue"),
     ):
         marks = [
@@ -91,7 +92,20 @@ def _histogram(rows: Sequence[dict[str, Any]], title: str, note: str, hue: str) 
         )
         for row in rows
     ]
-    yield _figure(title, f"{note}; logarithmic", plots.histogram(marks, title, hue, seconds))
+    yield _figure(title, f"{note}; logarithmic", plots.histogram(marks, title, hue, _axis_time))
+
+
+def _axis_time(value: float) -> str:
+    return f"{value * 1000:g} ms" if value < 1 else f"{value:g} s"
+
+
+def _attempts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    if rows:
+        marks = [
+            plots.Mark(row["attempts"], row["rollouts"], f"{row['attempts']} attempts: {count(row['rollouts'])}")
+            for row in rows
+        ]
+        yield _figure("Attempts", "requests that a rollout needed", plots.columns(marks, "Attempts", "violet"))
 
 
 def _lag(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,7 @@ from lifecycle.analysis.report import Report
 from lifecycle.analysis.words import clock, count, seconds
 
 NAMED_FILES: Final = 3
+NEVER_FOLDED: Final = 26
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -54,6 +56,7 @@ def verdict(report: Report) -> str:
 
 def _table(block: Block) -> Table:
     table = Table(
+        box=SIMPLE_HEAD,
         title=block.title,
         caption=block.note,
         title_justify="left",
@@ -62,7 +65,10 @@ def _table(block: Block) -> Table:
     )
     for index, column in enumerate(block.columns):
         numeric = any(row[index].value is not None for row in block.rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        widest = max(len(row[index].text) for row in block.rows)
+        table.add_column(
+            column, justify="right" if numeric else "left", overflow="fold", min_width=min(widest, NEVER_FOLDED)
+        )
     for row in block.rows:
         table.add_row(*(Text(cell.text) for cell in row))
     return table

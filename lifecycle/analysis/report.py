@@ -188,12 +188,13 @@ def _series(warehouse: Warehouse, sample: int) -> list[dict[str, Any]]:
     in_flight = 0
     points = []
     for row in warehouse.rows("series", buckets=str(BUCKETS), sample=str(sample)):
-        in_flight += row["dispatched"] - row["ended"]
+        in_flight += row["dispatched"] - row["ended"] - row["cut_off"]
         points.append(
             {
                 "ts": row["ts"],
                 "dispatched": row["dispatched"],
                 "ended": row["ended"],
+                "cut_off": row["cut_off"],
                 "in_flight": max(0, in_flight),
                 "tokens_per_s": short(row["tokens_per_s"]),
             }
