@@ -98,12 +98,8 @@ class PostgresStore(SqlStore):
             self._run("COMMIT")
 
     def _rollback(self) -> None:
-        if self._held is None:
-            return
-        try:
-            if self._open_transaction():
-                self._held.execute("ROLLBACK")
-        except self._psycopg.Error:
+        if self._held is not None and self._open_transaction():
+            # Ends the transaction whatever state the connection is in; the next call opens another.
             self._held.close()
 
     def _translated(self, error: Exception) -> SnapshotError | None:

@@ -178,9 +178,10 @@ class StoreContract:
         assert [len(self.store.load(rollout_id).tokens) for rollout_id in ids] == list(range(1, len(ids) + 1))
 
     def test_refuses_an_id_that_not_every_store_can_hold(self) -> None:
-        """A NUL character in an id is refused by name, and the store goes on."""
-        with refused():
-            self.put(snapshot("a\0b"))
+        """A NUL character, or half a surrogate pair, in an id is refused, and the store goes on."""
+        for rollout_id in ("a\0b", "a\ud800b"):
+            with refused():
+                self.put(snapshot(rollout_id))
         self.put(snapshot())
         assert self.store.load("r1").id == "r1"
 

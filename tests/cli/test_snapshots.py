@@ -12,6 +12,7 @@ import duckdb
 import pytest
 
 from lifecycle.cli import main
+from lifecycle.errors import StoreUnavailable
 from lifecycle.states import Disposition, RolloutState
 from lifecycle.stores import SqliteStore
 from lifecycle.testing.stores import OWNER, TTL, rich_snapshot, snapshot, tail
@@ -209,6 +210,21 @@ def test_verify_survives_damaged_pages(run: Any, store: Path) -> None:
     assert ran.status == 1
     assert "other problems" in ran.out
     assert "Traceback" not in ran.err
+
+
+def test_a_store_that_goes_away_while_it_is_read(
+    run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process discards meanwhile is passed over; a store that fails is told."""
+
+    def gone(self: SqliteStore, rollout_id: str) -> None:
+        raise {"done": KeyError(rollout_id)}.get(rollout_id, StoreUnavailable("the server went away"))
+
+    monkeypatch.setattr(SqliteStore, "load", gone)
+    ran = run("export", store, "done")
+    assert (ran.status, ran.out, ran.err) == (0, "", "0 rollouts written\n")
+    assert "the server went away" in run("export", store, "rich").err
+    assert "the server went away" in run("verify", store).out
 
 
 def test_discard_deletes_for_good(run: Any, store: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from threading import Thread
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from lifecycle.errors import ConfigurationError, SnapshotCorrupt, StoreUnavailable
+from lifecycle.errors import ConfigurationError, Fenced, SnapshotCorrupt, StoreUnavailable
 from lifecycle.stores import PostgresStore, SnapshotStore, StoreTooNew
 from lifecycle.testing.stores import OTHER, OWNER, TTL, StoreContract, ids, same, snapshot, tail
 from tests.heavy.postgres_server import PostgresServer
+from tests.support.writers import until
 
 
 @pytest.fixture
@@ -81,6 +83,51 @@ def test_a_crash_of_the_server_loses_nothing_flushed_and_keeps_nothing_half(
     store.flush()
     assert len(store.load("kept").tokens) == 8
     store.close()
+
+
+def test_two_who_store_a_new_id_at_once(dsn: str) -> None:
+    """The second waits for the first and is judged by what that one stored."""
+    with (
+        PostgresStore(dsn) as first,
+        PostgresStore(dsn) as second,
+        psycopg.connect(dsn, autocommit=True) as watch,
+    ):
+        early, late = first.new_epoch(), second.new_epoch()
+        first.put(snapshot("r1", 5), early, owner=OWNER, ttl=TTL)
+        outcome: list[BaseException | None] = []
+
+        def race() -> None:
+            try:
+                second.put(snapshot("r1", 5), late, owner=OTHER, ttl=TTL)
+                outcome.append(None)
+            except Fenced as error:
+                outcome.append(error)
+
+        thread = Thread(target=race)
+        thread.start()
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        until(lambda: watch.execute(waiting).fetchone() == (1,))
+        first.flush()
+        thread.join()
+        assert isinstance(outcome[0], Fenced)
+        second.flush()
+        assert first.rows()[0].owner == OWNER
+
+
+def test_a_lock_that_stays_is_told(dsn: str) -> None:
+    """With a `lock_timeout` in the DSN, a row that another transaction holds makes the store unavailable, for then."""
+    with PostgresStore(dsn) as first:
+        epoch = first.new_epoch()
+        first.put(snapshot("r1", 5), epoch, owner=OWNER, ttl=TTL)
+        first.flush()
+        first.append(tail("r1", 5), epoch)
+        with PostgresStore(dsn.replace("options='", "options='-c lock_timeout=50ms ")) as second:
+            second.put(snapshot("r2", 5), epoch, owner=OWNER, ttl=TTL)
+            with pytest.raises(StoreUnavailable, match="lock timeout"):
+                second.append(tail("r1", 5), epoch)
+            first.flush()
+            assert [row.id for row in second.rows()] == ["r1"]
+            second.append(tail("r1", 5), epoch)
 
 
 def test_a_claim_whose_answer_was_lost_is_made_good(server: PostgresServer, dsn: str) -> None:

@@ -178,12 +178,13 @@ def test_several_may_create_it_at_once(path: Path) -> None:
 
 
 def test_using_a_closed_store_is_an_error(path: Path) -> None:
-    """It is said plainly, also to the second `flush`."""
+    """It is said plainly."""
     store = SqliteStore(path)
     store.close()
     store.close()
-    with pytest.raises(StoreUnavailable, match="closed"):
-        store.rows()
+    for use in (store.rows, lambda: store.load("r1"), store.new_epoch):
+        with pytest.raises(StoreUnavailable, match="closed"):
+            use()
 
 
 # -- trouble of the disk -----------------------------------------------------------------------------------------
@@ -326,6 +327,10 @@ def test_a_crash_while_the_log_is_folded_in_loses_nothing(path: Path) -> None:
         (
             "UPDATE lifecycle_pieces AS p SET payload = (SELECT payload FROM lifecycle_pieces q WHERE q.id = 'r02' AND "
             "q.number = p.number) WHERE p.id = 'r01' AND p.number = 1"
+        ),
+        (
+            "UPDATE lifecycle_pieces AS p SET payload = (SELECT payload FROM lifecycle_pieces q WHERE q.id = 'r02' AND "
+            "q.number = p.number) WHERE p.id = 'r01'"
         ),
         "UPDATE lifecycle_rollouts SET tokens = tokens - 1 WHERE id = 'r01'",
         "UPDATE lifecycle_rollouts SET tokens = 'many' WHERE id = 'r01'",

@@ -74,9 +74,10 @@ def test_what_is_handed_in_is_durable_after_a_flush(writer: StoreWriter, store: 
     expected = snapshot(tokens=5, state=RolloutState.PARTIAL, disposition=Disposition.CARRIED)
     assert same(store.load("r1"), expected)
     writer.append(tail(start=5, count=2))
-    writer.append(tail(start=7, count=2))
+    writer.append(tail(start=7, count=1, text="ab"))
+    writer.append(tail(start=8, count=1, text="c", text_start=2))
     saved(writer)
-    assert len(store.load("r1").tokens) == 9
+    assert (len(store.load("r1").tokens), store.load("r1").text) == (9, "abc")
     assert store.calls.count("append") == 1
 
 
@@ -185,6 +186,21 @@ def test_a_failing_store_is_tried_again_and_shows(
     assert {record.error for record in failures} == {"disk full"}
     groups = [record for record in records if isinstance(record, SnapshotSaved)]
     assert sum(record.snapshots for record in groups) == SETTINGS.max_operations
+
+
+def test_a_store_that_fails_in_the_middle_of_a_group(
+    writer: StoreWriter, store: FaultyStore, clock: StepClock, told: Told
+) -> None:
+    """Trouble of the store is nobody's refusal: the whole group is tried again. Who waits no longer is left out."""
+    store.fail("put", StoreUnavailable("connection lost"))
+    writer.put(snapshot("r1", 3))
+    writer.put(snapshot("r2", 3))
+    done, given_up = writer.flush(), writer.flush()
+    assert given_up.cancel()
+    while not done.done():
+        clock.advance(1.0)
+    assert not told.errors
+    assert len(store.rows()) == 2
 
 
 def test_no_epoch_means_no_write_yet(writer: StoreWriter, store: FaultyStore, clock: StepClock) -> None:
@@ -470,7 +486,8 @@ def test_closing_over_a_dead_store_says_what_was_lost(store: FaultyStore, clock:
     writer = StoreWriter(store, owner=OWNER, settings=SETTINGS, clock=clock)
     clock.settle()
     writer.put(snapshot("r1", 3))
-    waiting = writer.flush()
+    waiting, given_up = writer.flush(), writer.flush()
+    assert given_up.cancel()
     clock.advance(0.0)
     with pytest.raises(StoreUnavailable, match=r"1 rollouts could not be saved.*disk full"):
         writer.close(0.01)
