@@ -118,7 +118,8 @@ class Journal:
             self.writer.flush()
 
     def close(self) -> None:
-        """Flush and close the file."""
+        """Flush and close the file; what is emitted later is nobody's."""
+        self._own = self._foreign = None
         if self.writer is not None:
             self.writer.close()
 
