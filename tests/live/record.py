@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Unavailable as problem:
         sys.stderr.write(f"nothing recorded, no SGLang on this platform: {problem}\n")
         return EXIT_UNAVAILABLE
-    except (InstallFailed, NotReady, ShapeMissed) as problem:
+    except (InstallFailed, NotReady, ShapeMissed, httpx.HTTPError) as problem:
         sys.stderr.write(f"recording failed: {problem}\n")
         return 1
 
