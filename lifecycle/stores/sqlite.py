@@ -16,6 +16,8 @@ from lifecycle.stores.sql import STORE_SCHEMA, SqlStore
 
 APPLICATION_ID = 0x524C534E  # "RLSN": how `file` and we tell a store from any other database
 BUSY_SECONDS = 5.0
+PATIENCE_SECONDS = 0.01
+BUSY = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_BUSY_RECOVERY", "SQLITE_BUSY_SNAPSHOT"})
 _PRAGMAS = (
     "journal_mode = WAL",
     "synchronous = FULL",  # a commit is on the disk, not only in the operating system
@@ -48,7 +50,7 @@ class SqliteStore(SqlStore):
         super().__init__(clock)
         self.path = Path(path)
         self._closed = False
-        if not self.path.is_file() and (read_only or not create or self.path.exists()):
+        if self.path.is_dir() or ((read_only or not create) and not self.path.exists()):
             raise ConfigurationError(f"no snapshot store at {self.path}")
         try:
             self._open(read_only=read_only, busy=busy)
@@ -64,15 +66,28 @@ class SqliteStore(SqlStore):
         )
         self._connection.text_factory = _text
         try:
-            self._prepare(read_only=read_only)
+            self._prepare_patiently(read_only=read_only, busy=busy)
         except BaseException:
             self._connection.close()
             raise
 
+    def _prepare_patiently(self, *, read_only: bool, busy: float) -> None:
+        """SQLite does not wait for a lock while it changes the journal mode, as those do who create a file together."""
+        deadline = time.monotonic() + busy
+        while True:
+            try:
+                self._prepare(read_only=read_only)
+            except sqlite3.OperationalError as error:
+                if _name(error) not in BUSY or time.monotonic() >= deadline:
+                    raise
+                time.sleep(PATIENCE_SECONDS)
+            else:
+                return
+
     def _prepare(self, *, read_only: bool) -> None:
-        found = self._pragma("application_id")
+        # In this order: another process may be creating it, and does so in one transaction.
         empty = not self._query("SELECT 1 FROM sqlite_master LIMIT 1")
-        if found != APPLICATION_ID and (read_only or not empty):
+        if (read_only or not empty) and self._pragma("application_id") != APPLICATION_ID:
             raise ConfigurationError(f"{self.path} is a database, but not a snapshot store")
         if self._pragma("user_version") > STORE_SCHEMA:
             raise StoreTooNew(str(self.path), self._pragma("user_version"), STORE_SCHEMA)
@@ -93,7 +108,7 @@ class SqliteStore(SqlStore):
 
     def _refusal(self, error: Exception) -> SnapshotError | ConfigurationError:
         told = error.strerror if isinstance(error, OSError) else str(error)
-        if _name(error) in {"SQLITE_BUSY", "SQLITE_LOCKED"}:
+        if _name(error) in BUSY:
             return StoreUnavailable(f"the snapshot store {self.path} is locked by another process")
         if _name(error) in {"SQLITE_NOTADB", "SQLITE_CORRUPT"}:
             return ConfigurationError(f"{self.path} is not a snapshot store, or is damaged: {told}")
