@@ -25,12 +25,14 @@ from adapters.sglang.transport import CLOSE_TIMEOUT_S, ConnectFailed, Response, 
 from adapters.sglang.words import said
 from lifecycle.backend import AbortReceipt, Call, CallRef, UpdateMode, WorkerReceipt
 from lifecycle.errors import ConfigurationError
-from lifecycle.events import StreamEnd, StreamEvent
+from lifecycle.events import Accepted, StreamEnd, StreamEvent
 
 OK = 200
 ERROR_BODY_BYTES = 8192
 ERROR_BODY_S = 5.0
 DRAIN_S = 0.25
+INTRODUCE_S = 0.5
+NO_END = "the body ended without a terminal chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,10 @@ class SGLangBackend:
     def worker_of(self, rid: str) -> str | None:
         """The worker that serves the open stream of `rid`; None where a router hides it, or before it is known."""
         live = self._live.get(rid)
-        topology = None if live is None else self._parts.topologies.known(live.url)
-        return live.url if live is not None and topology is not None and topology.direct else None
+        if live is None or self._open is None:
+            return None
+        topology = self._open.topologies.known(live.url)
+        return live.url if topology is not None and topology.sure and topology.direct else None
 
     async def topology(self, url: str | None = None) -> Topology:
         """What is behind `url` (the first one by default), and how that is known."""
@@ -183,7 +187,7 @@ class SGLangBackend:
         return await self._parts.control.tokenize(text)
 
     async def stream(self, call: Call) -> AsyncIterator[Sequence[StreamEvent]]:
-        """Send one attempt; yield one batch of events per read, an empty one first, one StreamEnd last."""
+        """Send one attempt; yield one batch of events per read, `Accepted` first, one StreamEnd last."""
         decoder = AttemptDecoder(call, text=self._text, event_limit=self._event_limit)
         live = self._live.add(call.rid, self._targets.pick(anyio.current_time()))
         try:
@@ -193,9 +197,15 @@ class SGLangBackend:
                 return
             response = live.response
             assert response is not None
-            yield ()
+            yield (Accepted(await self._server(live)),)
             while not decoder.ended:
-                events = await self._read(live, response, decoder)
+                events: Sequence[StreamEvent]
+                try:
+                    data = await response.read()
+                except StreamCut as problem:
+                    events = (_broken(live, decoder, problem),)
+                else:
+                    events = decoder.feed(data) if data else (decoder.close(Answer.EOF, NO_END),)
                 if events:
                     yield events
             await _drain(response)
@@ -203,6 +213,13 @@ class SGLangBackend:
             self._live.remove(live)
             if live.response is not None:
                 await live.response.close()
+
+    async def _server(self, live: LiveStream) -> str | None:
+        """Who serves a stream that has begun. The first streams wait a moment until it is known what their URL is."""
+        if self._open is not None and self._open.topologies.known(live.url) is None:
+            with anyio.move_on_after(INTRODUCE_S):
+                await self._open.topologies.introduce(live.url)
+        return self.worker_of(live.rid)
 
     async def _send(self, call: Call, live: LiveStream) -> StreamEnd | None:
         """Send the request; the end if there will be no stream, else None and `live.response` is set."""
@@ -236,18 +253,11 @@ class SGLangBackend:
             return end(Answer.MALFORMED, f"HTTP 200 with {content_type}, not an event stream: {words}")
         return None
 
-    async def _read(
-        self, live: LiveStream, response: Response, decoder: AttemptDecoder
-    ) -> Sequence[StreamEvent]:
-        try:
-            data = await response.read()
-        except StreamCut as problem:
-            if live.closed:
-                return (decoder.close(Answer.CLOSED, "closed from this side"),)
-            return (decoder.close(Answer.CUT, str(problem)),)
-        if data:
-            return decoder.feed(data)
-        return (decoder.close(Answer.EOF, "the body ended without a terminal chunk"),)
+
+def _broken(live: LiveStream, decoder: AttemptDecoder, problem: StreamCut) -> StreamEnd:
+    if live.closed:
+        return decoder.close(Answer.CLOSED, "closed from this side")
+    return decoder.close(Answer.CUT, str(problem))
 
 
 async def _drain(response: Response) -> None:

@@ -194,6 +194,7 @@ class _Known:
     topology: Topology | None = None
     fetched: float = 0.0
     doubted: bool = False
+    introduced: bool = False
     lock: anyio.Lock = field(default_factory=anyio.Lock)
 
 
@@ -230,6 +231,15 @@ class Topologies:
             known.topology = found
             known.fetched = anyio.current_time()
             return found
+
+    async def introduce(self, url: str) -> None:
+        """Find out what `url` is unless that was tried before; whoever comes meanwhile waits for the same answer."""
+        known = self._known[url]
+        async with known.lock:
+            if known.topology is None and not known.introduced:
+                known.introduced = True
+                known.topology = await discover(self._asker, url)
+                known.fetched = anyio.current_time()
 
     def doubt(self, url: str) -> None:
         """Something failed that a changed list of workers would explain: ask again next time, but not too often."""

@@ -34,7 +34,15 @@ class AiohttpResponse:
         try:
             return await self._content.readany()
         except BROKEN as problem:
+            rest = self._arrived()
+            if rest:
+                return rest
             raise StreamCut(describe(problem)) from None
+
+    def _arrived(self) -> bytes:
+        """What arrived before the connection broke: aiohttp raises first and would keep it."""
+        take = getattr(self._content, "_read_nowait", None)  # read_nowait raises as well
+        return bytes(take(-1)) if take is not None else b""
 
     async def close(self) -> None:
         """Give the connection back at the end of the body, else close it at once."""

@@ -28,12 +28,14 @@ from adapters.sglang.wire_types import (
     META_FIELDS,
     SPANS,
     TAIL_CHUNK,
+    TAIL_TEXT_CHUNK,
     TERMINAL,
     TEXT_CHUNK,
     Chunk,
     Finish,
     MetaInfo,
     Pair,
+    TailTextChunk,
     TerminalMeta,
     TextChunk,
 )
@@ -83,11 +85,12 @@ class WireDecoder:
         "_checksum",
         "_cumulative",
         "_decode",
+        "_decode_tail",
         "_ending",
         "_label",
         "_logprobs",
         "_rid",
-        "_shown_text",
+        "_shown_texts",
         "_tail",
         "_texts",
         "_tokens",
@@ -102,15 +105,16 @@ class WireDecoder:
         self.skipped = 0  # chunks overtaken by a newer one in the same read, and never decoded
         self._rid: str | None = rid
         self._decode: Callable[[bytes], Chunk] = (TEXT_CHUNK if text else CHUNK).decode
+        self._decode_tail: Callable[[bytes], Chunk] = (TAIL_TEXT_CHUNK if text else TAIL_CHUNK).decode
         self._channels = channels
         self._texts: list[str] | None = [] if text else None
-        self._shown_text = ""
+        self._shown_texts: list[str] = []
         self._tokens = array("i")
         self._logprobs = array("d")
         self._label: str | None = None
         self._checksum = 0  # of all token ids shown and flushed; the ids themselves are the engine's to keep
         self._cumulative = False
-        self._tail = TailCutter()
+        self._tail = TailCutter(text=text)
         self._ending: StreamEnd | None = None
 
     def read(self, payloads: Sequence[bytes]) -> list[StreamEvent]:
@@ -135,8 +139,12 @@ class WireDecoder:
             if self.ended:
                 if payload != DONE:
                     self._note(events, "after_end", f"{len(payload)} bytes after the end: ignored")
-                continue
-            self._payload(payload, events)
+            elif payload == DONE:
+                self._finish(end(Answer.DONE, "[DONE] without a terminal chunk"))
+            elif self._cumulative:
+                self._cumulative_payload(payload, events)
+            else:
+                self._apply(self._decode(payload), payload, events)
 
     def _newest(self, payloads: Sequence[bytes], events: list[StreamEvent]) -> None:
         """Of each run of cumulative chunks with the same label, decode the newest only.
@@ -157,32 +165,30 @@ class WireDecoder:
                 self._all((*overtaken, payload), events)
             overtaken.clear()
 
-    def _payload(self, payload: bytes, events: list[StreamEvent]) -> None:
-        if payload == DONE:
-            self._finish(end(Answer.DONE, "[DONE] without a terminal chunk"))
-            return
-        if self._cumulative:
-            small = self._tail.cut(payload)
-            chunk = None if small is None else self._short(small)
-            if chunk is not None:
-                if chunk.meta_info.output_token_logprobs:  # type: ignore[union-attr]
-                    self._tail.keep(payload)
-                self._apply(chunk, payload, events)
-                return
-        self._apply(self._decode(payload), payload, events)
-        if self._cumulative and self._texts is None:
+    def _cumulative_payload(self, payload: bytes, events: list[StreamEvent]) -> None:
+        """Decode only what is new where that can be told; else all of it."""
+        small = self._tail.cut(payload)
+        chunk = None if small is None else self._short(small, payload)
+        if chunk is not None:
+            self._apply(chunk, payload, events)
+        else:
+            self._apply(self._decode(payload), payload, events)
             self._tail.learn(payload)
 
-    def _short(self, small: bytes) -> Chunk | None:
+    def _short(self, small: bytes, payload: bytes) -> Chunk | None:
         """A chunk whose earlier pairs were cut out, if what is left is exactly what is new."""
         try:
-            chunk = TAIL_CHUNK.decode(small)
+            chunk = self._decode_tail(small)
         except GARBAGE:
             return None
         meta = chunk.meta_info
         if meta is None or meta.output_token_logprobs is None or meta.completion_tokens is None:
             return None
-        return chunk if len(meta.output_token_logprobs) == meta.completion_tokens - self.have else None
+        new = len(meta.output_token_logprobs)
+        if new != meta.completion_tokens - self.have:
+            return None
+        self._tail.keep(payload, new)
+        return chunk
 
     def _apply(self, chunk: Chunk, payload: bytes, events: list[StreamEvent]) -> None:
         """Check one chunk as a whole, then commit it."""
@@ -262,10 +268,12 @@ class WireDecoder:
         does not tell.
         """
         text = (chunk.text if isinstance(chunk, TextChunk) else None) or ""
-        full = len(meta.output_token_logprobs or ()) != self.have - start or not start
-        if full and text.startswith(self._shown_text):
-            text = text[len(self._shown_text) :]
-        self._shown_text += text
+        full = len(meta.output_token_logprobs or ()) != self.have - start
+        if full and not isinstance(chunk, TailTextChunk):
+            shown = "".join(self._shown_texts)
+            self._shown_texts = [shown]
+            text = text.removeprefix(shown)
+        self._shown_texts.append(text)
         return text
 
     def _flush(self, events: list[StreamEvent]) -> None:

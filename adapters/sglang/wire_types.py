@@ -63,6 +63,12 @@ class TailChunk(Chunk, gc=False):
     meta_info: TailMeta | None = None
 
 
+class TailTextChunk(TextChunk, gc=False):
+    """The same with text, of which the earlier part was cut out, too."""
+
+    meta_info: TailMeta | None = None
+
+
 class RawMeta(Struct, gc=False):
     """`meta_info`, for the bytes of its list."""
 
@@ -116,6 +122,7 @@ META_FIELDS = (
 CHUNK = Decoder(Chunk)
 TEXT_CHUNK = Decoder(TextChunk)
 TAIL_CHUNK = Decoder(TailChunk)
+TAIL_TEXT_CHUNK = Decoder(TailTextChunk)
 RAW_CHUNK = Decoder(RawChunk)
 TERMINAL = Decoder(Terminal)
 SPANS = Decoder(list[Span] | None)

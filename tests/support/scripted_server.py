@@ -168,6 +168,10 @@ class ScriptedServer:
         """The paths that were asked for, in order."""
         return [request.path for request in self.requests]
 
+    def asked(self, path: str) -> list[Request]:
+        """The requests for one path."""
+        return [request for request in self.requests if request.path.partition("?")[0] == path]
+
     async def __aenter__(self) -> Self:
         """Listen on a free port."""
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")

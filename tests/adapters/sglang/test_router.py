@@ -71,7 +71,7 @@ class Streams:
         async with aclosing(self.backend.stream(Call(rid, rid, 1, prompt, params))) as batches:
             async for batch in batches:
                 self.events[rid].extend(batch)
-                if self.events[rid]:
+                if Seen(self.events[rid]).tokens:
                     self.started[rid].set()
 
     async def run(self, meanwhile: Callable[[], Any] | None = None) -> dict[str, Seen]:

@@ -14,7 +14,7 @@ import pytest
 from adapters.sglang import SGLangBackend
 from lifecycle.backend import Call
 from lifecycle.errors import ConfigurationError
-from lifecycle.events import EndKind, StreamEvent
+from lifecycle.events import Accepted, EndKind, StreamEvent
 from lifecycle.states import Reason
 from tests.support.scripted_server import (
     STREAM_HEAD,
@@ -25,6 +25,7 @@ from tests.support.scripted_server import (
     answer,
     in_turn,
     raw,
+    silence,
     stream,
 )
 from tests.support.sglang_chunks import RID, STOP, Seen, body, chunk, encode, event
@@ -55,16 +56,16 @@ async def run(make: Make, script: Script, **settings: Any) -> Seen:
 
 
 async def test_stream(backend_of: Make) -> None:
-    """Batches: an empty one when the server has accepted, one per read, the end last."""
+    """Batches: the server's acceptance first, one per read, the end last."""
     async with ScriptedServer({"/generate": stream(*map(event, GOOD), event(b"[DONE]"))}) as server:
         async with backend_of(server.url, api_key="sk-1") as backend:
             batches, seen = await collect(backend, routing_key="g 1", extra={"priority": 2})
-        assert batches[0] == ()
+        assert batches[0] == (Accepted(None),)
         assert all(batches[1:])
         assert seen.tokens == [11, 12, 13]
         assert seen.end.kind is EndKind.FINISHED
-        (request,) = server.requests
-        assert (request.method, request.path) == ("POST", "/generate")
+        (request,) = server.asked("/generate")
+        assert request.method == "POST"
         assert request.json()["rid"] == RID
         assert request.json()["priority"] == 2
         headers = request.headers
@@ -72,6 +73,30 @@ async def test_stream(backend_of: Make) -> None:
         assert headers["accept-encoding"] == "identity"
         assert headers["content-type"] == "application/json"
         assert headers["x-smg-routing-key"] == "g%201"
+
+
+async def test_acceptance_names_the_server(backend_of: Make) -> None:
+    """Who serves a stream is told with its acceptance, and what a URL is is asked once."""
+    scripts = {"/generate": stream(body(*GOOD)), "/model_info": answer(200, {"model_path": "tiny"})}
+    async with ScriptedServer(scripts) as server, backend_of(server.url) as backend:
+        for _ in range(2):
+            batches, _ = await collect(backend)
+            assert batches[0] == (Accepted(server.url),)
+        assert len(server.asked("/model_info")) == 1
+        assert backend.worker_of(RID) is None  # it is over
+    assert backend.worker_of(RID) is None
+
+
+async def test_acceptance_does_not_wait_for_long(backend_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL that does not say what it is holds its streams up for a moment, once."""
+    monkeypatch.setattr("adapters.sglang.backend.INTRODUCE_S", 0.1)
+    scripts = {"/generate": stream(body(*GOOD)), "/workers": silence}
+    async with ScriptedServer(scripts) as server, backend_of(server.url) as backend:
+        for _ in range(3):
+            batches, seen = await collect(backend)
+            assert batches[0] == (Accepted(None),)
+            assert seen.tokens == [11, 12, 13]
+        assert len(server.asked("/workers")) == 1
 
 
 async def test_connection_is_used_again(backend_of: Make) -> None:
@@ -82,7 +107,7 @@ async def test_connection_is_used_again(backend_of: Make) -> None:
     ):
         for _ in range(3):
             assert (await collect(backend))[1].tokens == [11, 12, 13]
-        assert server.connections == 1
+        assert server.connections == 2  # one for streams, one to find out what the server is
 
 
 async def test_first_batch_comes_with_the_header(backend_of: Make) -> None:
@@ -100,7 +125,7 @@ async def test_first_batch_comes_with_the_header(backend_of: Make) -> None:
         backend_of(server.url) as backend,
         aclosing(backend.stream(call())) as batches,
     ):
-        assert await anext(batches) == ()
+        assert isinstance((await anext(batches))[0], Accepted)
         go.set()
         assert Seen(await anext(batches)).tokens
 
@@ -257,7 +282,7 @@ async def test_leaving_early_closes_the_connection(backend_of: Make, how: str) -
     async def read(backend: SGLangBackend, started: anyio.Event) -> None:
         async with aclosing(backend.stream(call())) as batches:
             async for batch in batches:
-                if batch:
+                if Seen(batch).tokens:
                     started.set()
                     if how == "break":
                         break
@@ -302,7 +327,7 @@ async def test_closing_the_backend_ends_its_streams(backend_of: Make) -> None:
     async def read(events: list[StreamEvent], started: anyio.Event) -> None:
         async for batch in backend.stream(call()):
             events.extend(batch)
-            if events:
+            if Seen(events).tokens:
                 started.set()
 
     async with ScriptedServer({"/generate": script}) as server:
@@ -333,7 +358,7 @@ async def test_slow_reader_is_backpressure(backend_of: Make) -> None:
         backend_of(server.url) as backend,
         aclosing(backend.stream(call())) as batches,
     ):
-        assert await anext(batches) == ()
+        assert isinstance((await anext(batches))[0], Accepted)
         before, still = -1, 0
         with anyio.fail_after(20):
             while still < 5:  # until nothing more goes out
@@ -356,7 +381,7 @@ async def test_retries_are_not_made_here(backend_of: Make) -> None:
     script = in_turn(answer(503), stream(body(*GOOD)))
     async with ScriptedServer({"/generate": script}) as server, backend_of(server.url) as backend:
         assert (await collect(backend))[1].end.reason is Reason.UNAVAILABLE
-        assert len(server.requests) == 1
+        assert len(server.asked("/generate")) == 1
 
 
 async def test_unsendable_request(backend_of: Make) -> None:
