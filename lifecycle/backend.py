@@ -69,7 +69,7 @@ class Backend(Protocol):
     def stream(self, call: Call) -> AsyncIterator[Sequence[StreamEvent]]:
         """Send `call` and yield one batch of events per socket read; the last event of all is one `StreamEnd`.
 
-        The first batch may be empty: it says that the server has accepted the request. Closing the iterator early
+        The first batch may be empty, or hold `Accepted`: the server has taken the request. Closing the iterator early
         closes the connection.
         """
         ...

@@ -69,6 +69,13 @@ class TokenSlice(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Accepted:
+    """The server has taken the request; `worker` is who serves it, None where a router hides it."""
+
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Anomaly:
     """Something worth a log line that changes nothing: a late event, a length that had to be interpreted."""
 
@@ -108,7 +115,7 @@ class StreamEnd:
     meta: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
-StreamEvent = TokenSlice | Anomaly | ChannelData | StreamEnd
+StreamEvent = TokenSlice | Accepted | Anomaly | ChannelData | StreamEnd
 
 
 def token_slice(pairs: Sequence[tuple[float | None, int]], version: str | None = None) -> TokenSlice:

@@ -71,7 +71,7 @@ ROLLOUT_ROWS: tuple[Row, ...] = (
         ArcKind.MORE,
     ),
     Row(T.FINISH, FLYING, R.COMPLETED, "terminal chunk stop or length, also when it beats our abort"),
-    Row(T.FINISH, (R.PENDING,), R.COMPLETED, "nothing left of the token budget: no request is sent"),
+    Row(T.FINISH, (R.PENDING,), R.COMPLETED, "nothing left to generate: no request is sent"),
     Row(T.ABORT, (R.PENDING,), R.ABORTED, "nothing was in flight"),
     Row(T.ABORT, (R.STREAMING, R.PARTIAL), R.ABORTING, "the caller or the engine asks"),
     Row(

@@ -25,7 +25,8 @@ class Policy:
     current version than this is restarted from the prompt at dispatch or resume, and gets the disposition `stale`
     at delivery; None switches it off. `mask_off_policy` zeroes the loss mask of tokens older than the version
     current at delivery. `max_carries` is the starvation guard: a rollout carried that often is dispatched before
-    any that was not. Back-off times are in seconds; each is multiplied by a random factor in [0.5, 1).
+    any that was not. `eos_token_ids` are the model's end-of-sequence ids: a prefix that ends with one is complete
+    and is not resumed (an abort may overtake the end that the model had just sampled). Back-off times are in seconds; each is multiplied by a random factor in [0.5, 1).
     """
 
     on_abort: OnAbort = OnAbort.KEEP
@@ -37,6 +38,7 @@ class Policy:
     max_staleness: int | None = None
     mask_off_policy: bool = False
     max_carries: int = 3
+    eos_token_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work, by name."""

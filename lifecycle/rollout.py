@@ -182,6 +182,22 @@ class Rollout(RolloutCursor):
         return remaining_budget(self.request, len(self.tokens))
 
     @property
+    def nothing_left(self) -> FinishReason | None:
+        """Why no further attempt is needed, None if one is.
+
+        An abort may overtake the natural end (SGLang 0.5.23 reports `abort` for a step that sampled a stop token):
+        what it left is complete, and a resume would generate beyond the end.
+        """
+        if self.budget == 0:
+            return FinishReason.LENGTH
+        params = self.request.sampling_params
+        if not self.tokens or params.get("ignore_eos") or len(self.tokens) < params.get("min_new_tokens", 0):
+            return None
+        stops = params.get("stop_token_ids") or ()
+        last = self.tokens[-1]
+        return FinishReason.STOP if last in stops or last in self.policy.eos_token_ids else None
+
+    @property
     def attempt_tokens(self) -> int:
         """Tokens this attempt has added."""
         return len(self.tokens) - self.attempt_start
@@ -328,7 +344,7 @@ class Rollout(RolloutCursor):
         current.outcome = None if change.outcome is None else str(change.outcome)
         current.worker = worker or current.worker
 
-    def restore(self, now: float, reason: Reason, *, restart: bool = False) -> Change:
+    def restore(self, now: float, reason: Reason | None, *, restart: bool = False) -> Change:
         """Make ready for another attempt; with `restart` the tokens are dropped and counted in the Change."""
         change = self.move(Trigger.RESTORE, now, reason=reason)
         dropped = self.drop() if restart else 0

@@ -147,7 +147,7 @@ STATE_MEANINGS: dict[RolloutState, str] = {
 TRIGGER_MEANINGS: dict[Trigger, str] = {
     Trigger.DISPATCH: "the engine is about to send; from here on the server may hold it",
     Trigger.OBSERVE: "tokens arrived",
-    Trigger.FINISH: "terminal chunk stop or length, or no token budget left",
+    Trigger.FINISH: "terminal chunk stop or length, or nothing left to generate",
     Trigger.ABORT: "the caller or the engine asks for an end",
     Trigger.CONFIRM: "the server ended it after we asked",
     Trigger.PREEMPT: "the server ended it unasked",

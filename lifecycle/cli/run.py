@@ -84,6 +84,14 @@ Try it:
     help="Tokens a rollout in flight may gain before they are saved.",
 )
 @click.option(
+    "--eos-token-id",
+    "eos_token_ids",
+    type=int,
+    multiple=True,
+    help="The model's end-of-sequence ids, so that a prefix that ends with one is not resumed. "
+    "Known for the embedded simulator.",
+)
+@click.option(
     "--progress/--no-progress",
     default=None,
     help="Live progress. Default: a bar on a terminal, plain lines else.",
@@ -123,6 +131,10 @@ def run(prompts: Path, out: Path, servers: tuple[str, ...], **options: Any) -> N
         samples_per_prompt=sampling.samples_per_prompt,
         max_new_tokens=sampling.max_new_tokens,
     )
+    if not servers:
+        from adapters.sglang.simulator.text import EOS_ID
+
+        options["eos_token_ids"] = (*options["eos_token_ids"], EOS_ID)
     settings = RunOptions(servers=servers, **_known(options))
     with RunDirectory(out, manifest, resume=options["resume"]) as directory:
         sys.exit(execute(checked, directory, settings))
@@ -136,6 +148,7 @@ def _known(options: dict[str, Any]) -> dict[str, Any]:
         "transport",
         "unreachable_timeout",
         "checkpoint_tokens",
+        "eos_token_ids",
         "progress",
         "sim_mode",
         "sim_workers",

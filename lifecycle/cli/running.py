@@ -21,7 +21,8 @@ from lifecycle.cli.rundir import RunDirectory, SamplesFile, reconcile, remaining
 from lifecycle.cli.summary import RunResult, print_summary
 from lifecycle.engine import Batch, LifecycleEngine
 from lifecycle.engine.collecting import Members
-from lifecycle.errors import BackendError, ConfigurationError, SnapshotError
+from lifecycle.errors import BackendError, ConfigurationError, LifecycleError, SnapshotError
+from lifecycle.policy import Policy
 from lifecycle.snapshot import Snapshot
 from lifecycle.stores.sqlite import SqliteStore
 
@@ -40,6 +41,7 @@ class RunOptions:
     transport: str
     unreachable_timeout: float
     checkpoint_tokens: int
+    eos_token_ids: tuple[int, ...]
     progress: bool | None
     sim_mode: str
     sim_workers: int
@@ -139,6 +141,7 @@ async def _generate(
         checkpoint_tokens=options.checkpoint_tokens,
         abort_timeout=10.0,
         close_timeout=5.0,
+        policy=Policy(eos_token_ids=frozenset(options.eos_token_ids)),
     ) as engine:
         restored = await engine.restore(force=True, resume=False)
         stopped.problems += restored.unreadable
@@ -211,12 +214,17 @@ async def _heed_signals(scope: anyio.CancelScope, stopped: Stopped) -> None:
 
 def _write_report(directory: RunDirectory) -> str | None:
     """`report.html`, where the analysis extra is installed; its path."""
-    if find_spec("duckdb") is None or find_spec("lifecycle.cli.report") is None or not directory.log.exists():
+    if find_spec("duckdb") is None:
         return None
-    from lifecycle.cli.report import write_html
+    from lifecycle.analysis import find_sources
+    from lifecycle.cli.report import make_report, write_html
 
     target = directory.path / "report.html"
-    write_html([directory.log], target)
+    try:
+        write_html(make_report(find_sources([str(directory.log)])), target)
+    except LifecycleError as error:
+        click.echo(f"Warning: no {target}: {error}", err=True)
+        return None
     return str(target)
 
 

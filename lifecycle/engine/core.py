@@ -18,7 +18,7 @@ from lifecycle.engine.recorder import Recorder
 from lifecycle.engine.settings import Clock, EngineSettings
 from lifecycle.engine.waiters import Waiters
 from lifecycle.errors import StreamMalformed
-from lifecycle.events import ChannelData, EndKind, StreamEnd, StreamEvent, TokenSlice
+from lifecycle.events import Accepted, ChannelData, EndKind, StreamEnd, StreamEvent, TokenSlice
 from lifecycle.machine import GateCursor
 from lifecycle.policy import OnAbort
 from lifecycle.rollout import Change, Rollout
@@ -87,13 +87,14 @@ class Core:
 
     def resume(self, rollout: Rollout, reason: Reason = Reason.RESUMED) -> None:
         """Restore an aborted rollout and queue it; tokens too old for its policy are dropped, and counted."""
-        restart = rollout.policy.on_abort is OnAbort.RESTART or self.too_stale(rollout)
+        stale = self.too_stale(rollout)
         rollout.by_caller = False
         rollout.fruitless = rollout.preempts = 0
-        self._restore(rollout, Reason.STALE if self.too_stale(rollout) else reason, restart=restart)
+        restart = stale or rollout.policy.on_abort is OnAbort.RESTART
+        self._restore(rollout, Reason.STALE if stale else reason, restart=restart)
         self.enqueue(rollout)
 
-    def _restore(self, rollout: Rollout, reason: Reason, *, restart: bool) -> None:
+    def _restore(self, rollout: Rollout, reason: Reason | None, *, restart: bool) -> None:
         change = rollout.restore(self.clock.monotonic(), reason, restart=restart)
         if rollout.disposition is Disposition.CARRIED:
             rollout.disposition = Disposition.NONE
@@ -117,8 +118,8 @@ class Core:
             rollout = None if self.outage.blocks(now) else self.queue.pop(now)
             if rollout is None:
                 return
-            if rollout.budget == 0:
-                self._finish_unsent(rollout, now)
+            if rollout.nothing_left is not None:
+                self._finish_unsent(rollout, rollout.nothing_left, now)
             elif rollout.prompt_ids is None:
                 self.preparing.add(rollout.id)
                 self.outage.probing = self.outage.active
@@ -138,9 +139,10 @@ class Core:
             return None
         return max(due, self.outage.retry_at) if self.outage.active else due
 
-    def _finish_unsent(self, rollout: Rollout, now: float) -> None:
-        change = rollout.move(Trigger.FINISH, now, reason=Reason.LENGTH)
-        rollout.finish_reason = FinishReason.LENGTH
+    def _finish_unsent(self, rollout: Rollout, why: FinishReason, now: float) -> None:
+        change = rollout.move(Trigger.FINISH, now, reason=Reason(str(why)))
+        rollout.finish_reason = why
+        rollout.matched = rollout.tokens[-1] if why is FinishReason.STOP else None
         self.recorder.change(rollout, change)
         self._rest(rollout)
 
@@ -209,6 +211,8 @@ class Core:
             return event
         if isinstance(event, ChannelData):
             flight.rollout.keep_channel(event)
+        elif isinstance(event, Accepted):
+            flight.rollout.attempts[-1].worker = event.worker
         else:
             self.recorder.anomaly(flight.rollout, flight.rid, event)
         return None
@@ -295,7 +299,8 @@ class Core:
         unreachable = change.reason in OUTAGE_REASONS and self.outage.expired(now)
         decision = decide(rollout, change, closing=self.closing, unreachable=unreachable)
         if decision.next is Next.RESTORE:
-            self._restore(rollout, decision.reason or Reason.BACKOFF, restart=decision.restart)
+            stale = self.too_stale(rollout)
+            self._restore(rollout, Reason.STALE if stale else decision.reason, restart=stale or decision.restart)
             self.enqueue(rollout, decision.delay_s * (0.5 + self.random.random() / 2))
             return
         if decision.next is Next.EXHAUST:
