@@ -284,12 +284,16 @@ def test_invariants_of_every_walk(triggers: list[Trigger]) -> None:
 
 
 class S(StrEnum):
+    """States."""
+
     A = "a"
     B = "b"
     C = "c"
 
 
 class E(StrEnum):
+    """Triggers."""
+
     GO = "go"
     BACK = "back"
 
