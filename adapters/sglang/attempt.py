@@ -9,6 +9,7 @@ from adapters.sglang.sse import DEFAULT_EVENT_LIMIT, SSEDecoder
 from adapters.sglang.wire import WireDecoder
 from lifecycle.backend import Call
 from lifecycle.events import StreamEnd, StreamEvent
+from lifecycle.states import Reason
 
 
 class AttemptDecoder:
@@ -30,6 +31,11 @@ class AttemptDecoder:
     def ended(self) -> bool:
         """Whether the end has been given out."""
         return self._wire.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the server ended the stream in its own words: nothing but the end of the body is to come."""
+        return self._wire.ending is not None and self._wire.ending.reason is not Reason.MALFORMED
 
     @property
     def have(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -208,11 +209,10 @@ class SGLangBackend:
                     events = decoder.feed(data) if data else (decoder.close(Answer.EOF, NO_END),)
                 if events:
                     yield events
-            await _drain(response)
         finally:
             self._live.remove(live)
             if live.response is not None:
-                await live.response.close()
+                await _leave(live.response, drain=decoder.complete)
 
     async def _server(self, live: LiveStream) -> str | None:
         """Who serves a stream that has begun. The first streams wait a moment until it is known what their URL is."""
@@ -260,23 +260,21 @@ def _broken(live: LiveStream, decoder: AttemptDecoder, problem: StreamCut) -> St
     return decoder.close(Answer.CUT, str(problem))
 
 
-async def _drain(response: Response) -> None:
-    """Read the rest after the last chunk, so that the connection can be used again; never for long."""
-    with anyio.move_on_after(DRAIN_S):
-        try:
-            while await response.read():
-                pass
-        except StreamCut:
-            pass
+async def _leave(response: Response, *, drain: bool) -> None:
+    """Close; with `drain` read the rest after the last chunk first, so that the connection can be used again."""
+    try:
+        if drain:
+            with anyio.move_on_after(DRAIN_S), suppress(StreamCut):
+                while await response.read():
+                    pass
+    finally:
+        await response.close()
 
 
 async def _words(response: Response) -> str:
     """What an error body says, cut short."""
     body = b""
-    with anyio.move_on_after(ERROR_BODY_S):
-        try:
-            while len(body) < ERROR_BODY_BYTES and (data := await response.read()):
-                body += data
-        except StreamCut:
-            pass
+    with anyio.move_on_after(ERROR_BODY_S), suppress(StreamCut):
+        while len(body) < ERROR_BODY_BYTES and (data := await response.read()):
+            body += data
     return said(body[:ERROR_BODY_BYTES]) or f"HTTP {response.status}, empty body"

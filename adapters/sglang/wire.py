@@ -86,7 +86,6 @@ class WireDecoder:
         "_cumulative",
         "_decode",
         "_decode_tail",
-        "_ending",
         "_label",
         "_logprobs",
         "_rid",
@@ -95,6 +94,7 @@ class WireDecoder:
         "_texts",
         "_tokens",
         "ended",
+        "ending",
         "have",
         "skipped",
     )
@@ -115,7 +115,7 @@ class WireDecoder:
         self._checksum = 0  # of all token ids shown and flushed; the ids themselves are the engine's to keep
         self._cumulative = False
         self._tail = TailCutter(text=text)
-        self._ending: StreamEnd | None = None
+        self.ending: StreamEnd | None = None
 
     def read(self, payloads: Sequence[bytes]) -> list[StreamEvent]:
         """Take the payloads of one socket read, in order; return their events."""
@@ -130,8 +130,8 @@ class WireDecoder:
         except (*GARBAGE, StreamMalformed) as problem:
             self._finish(end(Answer.MALFORMED, problem))
         self._flush(events)
-        if self._ending is not None:
-            events.append(self._ending)
+        if self.ending is not None:
+            events.append(self.ending)
         return events
 
     def _all(self, payloads: Sequence[bytes], events: list[StreamEvent]) -> None:
@@ -359,7 +359,7 @@ class WireDecoder:
         events.append(Anomaly(kind, shorten(detail) or ""))
 
     def _finish(self, ending: StreamEnd) -> None:
-        self._ending = ending
+        self.ending = ending
         self.ended = True
 
 

@@ -110,6 +110,29 @@ async def test_connection_is_used_again(backend_of: Make) -> None:
         assert server.connections == 2  # one for streams, one to find out what the server is
 
 
+async def test_connection_is_used_again_by_a_reader_that_leaves_at_the_end(backend_of: Make) -> None:
+    """A reader may leave as soon as it has the end: the rest of the body is read on closing."""
+
+    async def late(_: Request, connection: Connection) -> None:
+        await connection.send(STREAM_HEAD)
+        await connection.chunk(body(*GOOD, done=False))
+        await ended.wait()
+        await connection.chunk(event(b"[DONE]"))
+        await connection.end()
+
+    async with ScriptedServer({"/generate": late}) as server, backend_of(server.url) as backend:
+        await backend.topology()
+        before = server.connections
+        for _ in range(3):
+            ended = anyio.Event()
+            async with aclosing(backend.stream(call())) as batches:
+                async for batch in batches:
+                    if Seen(batch).ends:
+                        ended.set()
+                        break
+        assert server.connections == before + 1
+
+
 async def test_first_batch_comes_with_the_header(backend_of: Make) -> None:
     """The server's acceptance is told before any token is there."""
     go = anyio.Event()
