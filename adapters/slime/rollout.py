@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from uuid import uuid4
 
+import anyio
 import anyio.to_thread
 
 from adapters.slime import framework
@@ -54,6 +55,8 @@ class Step:
         masked = runtime.settings.mask_off_policy or mask
         self._writer = Writer(args, self._state.tokenizer, masked, skip)
         self._loop: asyncio.AbstractEventLoop
+        self._drawing = anyio.Lock()
+        self._over = False
         self._drawn = 0
         self._dropped: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
@@ -83,9 +86,12 @@ class Step:
         async def collect() -> Batch:
             thread.engine.step = self._rollout_id
             thread.engine.policy = policy
-            return await thread.engine.collect(
-                self._draw(), target=wanted, filter=self._accept, max_groups=room
-            )
+            try:
+                return await thread.engine.collect(
+                    self._draw(), target=wanted, filter=self._accept, max_groups=room
+                )
+            finally:
+                await self._stop_drawing()
 
         try:
             batch = await asyncio.wrap_future(thread.start(collect))
@@ -122,11 +128,22 @@ class Step:
     async def _draw(self) -> AsyncIterator[list[Item]]:
         """Groups as the engine takes them in, one at a time, so that none is drawn that is not needed."""
         while True:
-            groups = await anyio.to_thread.run_sync(self._data_source.get_samples, 1)
-            if not groups:
+            async with self._drawing:
+                groups = []
+                if not self._over and not self._runtime.drawn:
+                    groups = await anyio.to_thread.run_sync(self._data_source.get_samples, 1)
+                drawn = self._runtime.drawn
+                drawn.extend(self._opened(samples) for samples in groups)
+            if not drawn:
                 return
-            for samples in groups:
-                yield self._opened(samples)
+            yield drawn.popleft()
+
+    async def _stop_drawing(self) -> None:
+        """Wait for a draw that the end of the step has overtaken: slime may save the data source right after us."""
+        self._over = True
+        with anyio.CancelScope(shield=True):
+            async with self._drawing:
+                pass
 
     def _opened(self, samples: list[Any]) -> list[Item]:
         group_id = notes(samples[0]).get("group") or mint(f"g{samples[0].group_index}")

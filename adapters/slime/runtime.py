@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections import deque
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from adapters.sglang import SGLangBackend
+from adapters.slime.binding import Item
 from adapters.slime.settings import Settings
 from lifecycle.backend import Backend
 from lifecycle.policy import OnAbort, Policy
@@ -30,13 +32,14 @@ class Runtime:
     """One engine in its thread, and the groups that `generate_rollout` has begun and not delivered.
 
     `open_groups` are what a checkpoint must hold besides the data source's cursor; `ready` are whole groups of a step
-    that could not be finished.
+    that could not be finished; `drawn` are groups that a data source gave beyond the one it was asked for.
     """
 
     settings: Settings
     thread: EngineThread
     open_groups: dict[str, OpenGroup] = field(default_factory=dict)
     ready: list[OpenGroup] = field(default_factory=list)
+    drawn: deque[list[Item]] = field(default_factory=deque)
 
     def policy(self, *, keep: bool) -> Policy:
         """How rollouts are treated; without `keep` a resume begins again at the prompt."""
@@ -105,6 +108,7 @@ def _make(settings: Settings) -> Runtime:
         log=settings.log,
         store=None if settings.store is None else SqliteStore(settings.store),
         abort_timeout=settings.abort_timeout,
+        unreachable_timeout=settings.unreachable_timeout,
     )
     thread.__enter__()
     return Runtime(settings, thread)

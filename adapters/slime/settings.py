@@ -20,7 +20,8 @@ class Settings:
     of the YAML file that slime's `--custom-config-path` names, each with `lifecycle_` in front:
 
     - `log`: path of the lifecycle log; `store`: path of an SQLite file for snapshots (None: memory only).
-    - `abort_timeout`: seconds a server may take to confirm an abort.
+    - `abort_timeout`: seconds a server may take to confirm an abort; `unreachable_timeout`: seconds without any server
+      after which a step fails.
     - `mask_off_policy`: zero the loss mask of tokens that are older than the newest of their own sample.
     - `max_staleness`, `max_attempts`, `max_carries`: see `lifecycle.Policy`.
     - `workers`: URLs of the servers behind the router, instead of asking it.
@@ -33,6 +34,7 @@ class Settings:
     log: str | None = None
     store: str | None = None
     abort_timeout: float = 10.0
+    unreachable_timeout: float = 300.0
     mask_off_policy: bool = False
     max_staleness: int | None = None
     max_attempts: int = 4
@@ -52,7 +54,8 @@ class Settings:
             _check(given, name, str | None, "text")
         for name in ("max_staleness", "max_attempts", "max_carries"):
             _check(given, name, int | None, "a whole number")
-        _check(given, "abort_timeout", int | float, "a number of seconds")
+        for name in ("abort_timeout", "unreachable_timeout"):
+            _check(given, name, int | float, "a number of seconds")
         _check(given, "mask_off_policy", bool, "true or false")
         if given.get("workers") is not None:
             _check(given, "workers", list | tuple, "a list of URLs")

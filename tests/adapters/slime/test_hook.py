@@ -140,7 +140,7 @@ def test_w1_a_cancel_after_the_end_changes_nothing(slime: Slime) -> None:
         limit = time.monotonic() + 10
         while engine.ledger().rollouts["delivered"] == 0:  # holds slime's loop, so that it cannot hear
             assert time.monotonic() < limit
-            time.sleep(0.002)
+            time.sleep(0.002)  # noqa: ASYNC251
         back: list[Any] = await slime.module.abort(args, 7)
         assert task.done()
         return back
@@ -541,7 +541,7 @@ def test_evaluation_may_repeat_indices_and_share_parameters(slime: Slime) -> Non
 
 
 def test_two_event_loops_share_one_engine(slime: Slime) -> None:
-    """slime's fully asynchronous mode runs a loop of its own beside the common one."""
+    """Slime's fully asynchronous mode runs a loop of its own beside the common one."""
     slime.backend = ScriptedBackend(lambda _: [tokens(3, 4), finish()])
     args = slime.args()
     slime.engine(args)
