@@ -19,4 +19,5 @@ __all__ = [
     "LogLine",
     "Record",
     "read_log",
+    "shorten",
 ]

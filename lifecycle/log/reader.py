@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -41,9 +42,18 @@ def read_log(path: str | os.PathLike[str]) -> Iterator[LogLine | Damaged]:
 
     Raises ConfigurationError when the file cannot be opened, or needs a package that is not installed.
     """
-    name = os.fspath(path)
+    name, number = os.fspath(path), 0
     with _open(Path(path)) as file:
-        for number, line in enumerate(file, start=1):
+        lines = iter(file)
+        while True:
+            number += 1
+            try:
+                line = next(lines, None)
+            except Exception as error:  # noqa: BLE001  each compression has its own; what follows cannot be read
+                yield Damaged(name, number, f"the file cannot be read on: {error}")
+                return
+            if line is None:
+                return
             if not line.strip():
                 continue
             try:
@@ -70,4 +80,4 @@ def _open_zst(path: Path) -> AbstractContextManager[IO[bytes]]:
         raise ConfigurationError(
             f"{path} needs the analysis extra: pip install 'rollout-lifecycle[analysis]'"
         ) from error
-    return cast("AbstractContextManager[IO[bytes]]", zstandard.open(path, "rb"))
+    return cast("AbstractContextManager[IO[bytes]]", io.BufferedReader(zstandard.open(path, "rb")))

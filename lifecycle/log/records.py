@@ -71,8 +71,10 @@ class RolloutRestored(RolloutRecord, kw_only=True, tag="rollout.restored"):
 
 
 class RolloutRest(RolloutRecord, kw_only=True, tag="rollout.rest"):
-    """A rollout came to rest. `spans` are [version, start, end, source], `versions` how many different versions they
-    name; `duration_s` counts from submit.
+    """A rollout came to rest.
+
+    `spans` are [version, start, end, source], `versions` how many different versions they name; `duration_s` counts
+    from submit.
     """
 
     state: str
