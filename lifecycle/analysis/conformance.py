@@ -68,9 +68,11 @@ def find_violations(warehouse: Warehouse) -> list[Violation]:
         )
         for row in warehouse.rows(query)
     ]
-    found += [(row, {"row_number": row, "kind": "undeclared_move"}) for row in warehouse.damage.foreign_words]
+    told = {row for row, _ in found}
+    foreign = [row for row in warehouse.damage.foreign_words if row not in told]
+    found += [(row, {"row_number": row, "kind": "undeclared_move"}) for row in foreign]
     lines = warehouse.lines(
-        {row for row, _ in found} | {r["before_row"] for _, r in found if r.get("before_row")}
+        {row for row, _ in found} | {r["before_row"] for _, r in found if r.get("before_row") is not None}
     )
     return [checker.violation(row, lines) for _, row in sorted(found, key=lambda item: item[0])]
 

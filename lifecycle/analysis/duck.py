@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lifecycle.analysis.lines import missing_extra
+from lifecycle.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,7 +37,26 @@ def connect(
     if threads is not None:
         settings["threads"] = str(threads)
     settings["temp_directory"] = "" if spill is None else str(spill)
-    return duckdb.connect(":memory:", config=settings)
+    try:
+        return duckdb.connect(":memory:", config=settings)
+    except Exception as error:
+        raise ConfigurationError(f"memory {memory!r} is not a size such as 500MB or 2GB") from error
+
+
+@contextmanager
+def reading(source: object) -> Iterator[None]:
+    """Turn the database's complaint about a file into ConfigurationError with the name of the file."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(error).__name__
+        if kind == "OutOfMemoryException":
+            raise ConfigurationError(
+                f"reading {source} needs more memory than it was given; give more with --memory"
+            ) from error
+        if kind not in {"IOException", "InvalidInputException"}:
+            raise
+        raise ConfigurationError(f"cannot read the log {source}: {str(error).splitlines()[0]}") from error
 
 
 @cache

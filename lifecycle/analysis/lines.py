@@ -56,9 +56,10 @@ def open_source(source: Source) -> AbstractContextManager[IO[bytes]]:
 def _chunks(file: IO[bytes]) -> Iterator[bytes]:
     """Pieces that end with a newline, but for the last; a compressed file that is cut off ends early."""
     rest = b""
+    read = getattr(file, "read1", file.read)  # gives what there is before a file is found to be cut off
     while True:
         try:
-            data = file.read(CHUNK)
+            data = read(CHUNK)
         except (EOFError, OSError, zlib.error):
             data = b""
         if not data:
@@ -120,13 +121,14 @@ def pick(source: Source, ordinals: Sequence[int]) -> dict[int, RawLine]:
 
 def _parquet_lines(source: Source, wanted: Sequence[int] | None, needle: bytes) -> Iterator[RawLine]:
     """Rows of a Parquet file as the lines they were made from."""
-    from lifecycle.analysis.duck import connect, quoted  # noqa: PLC0415  only here a database is needed
+    from lifecycle.analysis.duck import connect, quoted, reading  # noqa: PLC0415  only here a database is needed
 
     connection = connect()
     parquet = f"read_parquet({quoted(source.path)}, file_row_number = true)"
     where = "" if wanted is None else "WHERE list_contains($1::BIGINT[], file_row_number)"
-    query = f"SELECT * FROM {parquet} {where} ORDER BY file_row_number"  # noqa: S608  a quoted path
-    cursor = connection.execute(query, None if wanted is None else [list(wanted)])
+    query = f"SELECT * FROM {parquet} {where}"  # noqa: S608  a quoted path
+    with reading(source):
+        cursor = connection.execute(query, None if wanted is None else [list(wanted)])
     names = [column[0] for column in cursor.description]
     while rows := cursor.fetchmany(10_000):
         for row in rows:

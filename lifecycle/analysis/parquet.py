@@ -29,21 +29,13 @@ def to_parquet(sources: Sequence[Source], path: Path) -> Converted:
     if packed:
         raise ConfigurationError(f"{packed[0]} is Parquet already")
     columns = schema.full_columns()
-    connection = duck.connect(memory="400MB", spill=path.absolute().parent)
     reader = " UNION ALL ".join(_reader(source, columns) for source in sources)
-    try:
-        connection.execute(
-            f"COPY (FROM ({reader}) WHERE event IS NOT NULL AND ts IS NOT NULL) TO {duck.quoted(path)} "
-            "(FORMAT parquet, COMPRESSION zstd)"
-        )
+    whole = "WHERE event IS NOT NULL AND ts IS NOT NULL"
+    copy = f"COPY (FROM ({reader}) {whole}) TO {duck.quoted(path)} (FORMAT parquet, COMPRESSION zstd)"
+    with duck.connect(spill=path.absolute().parent) as connection, duck.reading(path):
+        connection.execute(copy)
         rows = connection.execute(f"SELECT count(*) FROM {duck.quoted(path)}").fetchone()  # noqa: S608  quoted
-        total = connection.execute(f"SELECT count(*) FROM ({reader})").fetchone()  # noqa: S608  quoted paths
-    except Exception as error:
-        if type(error).__name__ not in {"IOException", "InvalidInputException"}:
-            raise
-        raise ConfigurationError(f"cannot convert to {path}: {str(error).splitlines()[0]}") from error
-    finally:
-        connection.close()
+        total = connection.execute(f"SELECT count(*) FROM ({reader})").fetchone()  # noqa: S608  quoted
     written, read = int(rows[0]) if rows else 0, int(total[0]) if total else 0
     return Converted(path, written, read - written)
 

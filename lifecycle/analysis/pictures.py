@@ -102,10 +102,14 @@ def _axis_time(value: float) -> str:
 def _attempts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     if rows:
         marks = [
-            plots.Mark(row["attempts"], row["rollouts"], f"{row['attempts']} attempts: {count(row['rollouts'])}")
+            plots.Mark(
+                row["attempts"], row["rollouts"], f"{row['attempts']} attempts: {count(row['rollouts'])}"
+            )
             for row in rows
         ]
-        yield _figure("Attempts", "requests that a rollout needed", plots.columns(marks, "Attempts", "violet"))
+        yield _figure(
+            "Attempts", "requests that a rollout needed", plots.columns(marks, "Attempts", "violet")
+        )
 
 
 def _lag(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -67,7 +67,10 @@ def _table(block: Block) -> Table:
         numeric = any(row[index].value is not None for row in block.rows)
         widest = max(len(row[index].text) for row in block.rows)
         table.add_column(
-            column, justify="right" if numeric else "left", overflow="fold", min_width=min(widest, NEVER_FOLDED)
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=min(widest, NEVER_FOLDED),
         )
     for row in block.rows:
         table.add_row(*(Text(cell.text) for cell in row))

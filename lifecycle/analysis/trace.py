@@ -46,6 +46,7 @@ class _Line(msgspec.Struct):
     worker: str | None = None
     mode: str | None = None
     version: str | None = None
+    from_process: str | None = None
 
 
 _LINE = msgspec.json.Decoder(_Line)
@@ -66,7 +67,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._began: float | None = None
-        self._last = 0.0
+        self._last: dict[str, float] = {}
         self._pids: dict[str, int] = {ENGINE: 1}
         self._stays: dict[tuple[str, str], _Stay] = {}
         self._held: dict[tuple[str, str], list[Event]] = {}
@@ -79,7 +80,7 @@ class Timeline:
         """The events that are complete with this line."""
         if self._began is None:
             self._began = self._next_counter = line.ts
-        self._last = max(self._last, line.ts)
+        self._last[line.process_id] = line.ts
         yield from self._counters(line.ts)
         if line.event == "gate.transition":
             yield from self._gate(line)
@@ -89,18 +90,17 @@ class Timeline:
     def finish(self) -> Iterator[Event]:
         """Close what is open, as cut off, and name the processes."""
         for (process, rollout), stay in self._stays.items():
-            if stay.state not in REST_STATES:
-                held = self._held.setdefault((process, rollout), [])
-                held.extend(self._pair(rollout, stay, self._last, {"cut_off": True}))
-            yield from self._flush((process, rollout), None)
+            yield from self._cut_off((process, rollout), stay)
         for process, (state, since) in self._gates.items():
             if state != "open":
-                yield from self._gate_pair(process, state, since, self._last, {})
+                yield from self._gate_pair(process, state, since, self._last[process], {})
         for name, pid in self._pids.items():
             yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
 
     def _rollout(self, line: _Line) -> Iterator[Event]:
         key = (line.process_id, line.rollout_id)
+        if line.from_process is not None and (left := self._stays.pop((line.from_process, line.rollout_id), None)):
+            yield from self._cut_off((line.from_process, line.rollout_id), left)
         stay = self._stays.get(key)
         dest = line.dest or line.state
         if stay is not None and (line.source == line.dest != ""):
@@ -118,6 +118,14 @@ class Timeline:
         self._stays[key] = _Stay(dest, line.ts, line.attempt, line.tokens)
         if dest not in IN_FLIGHT_STATES:
             yield from self._flush(key, line.worker)
+
+    def _cut_off(self, key: tuple[str, str], stay: _Stay) -> Iterator[Event]:
+        """Close what a process had open when its log ended."""
+        if stay.state not in REST_STATES:
+            pair = self._pair(key[1], stay, self._last[key[0]], {"cut_off": True})
+            self._held.setdefault(key, []).extend(pair)
+            self._in_flight -= stay.state in IN_FLIGHT_STATES
+        yield from self._flush(key, None)
 
     def _pair(self, rollout: str, stay: _Stay, end: float, said: dict[str, Any]) -> tuple[Event, Event]:
         common = {"cat": "rollout", "id2": {"local": rollout}, "name": stay.state, "tid": 0}

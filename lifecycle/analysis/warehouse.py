@@ -121,9 +121,10 @@ class Warehouse:
 
     def rows(self, name: str, **parts: str) -> list[dict[str, Any]]:
         """Run the query of that name and return its rows as dicts."""
-        cursor = self.connection.execute(duck.sql(name, strict=self.strict, **parts))
-        names = [column[0] for column in cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        with duck.reading("the logs"):
+            cursor = self.connection.execute(duck.sql(name, strict=self.strict, **parts))
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def row(self, name: str, **parts: str) -> dict[str, Any]:
         """The one row of a query that has one."""
@@ -131,7 +132,8 @@ class Warehouse:
 
     def run(self, name: str, **parts: str) -> None:
         """Run the statements of that name."""
-        self.connection.execute(duck.sql(name, strict=self.strict, **parts))
+        with duck.reading("the logs"):
+            self.connection.execute(duck.sql(name, strict=self.strict, **parts))
 
     def raw(self, rows: Iterable[int]) -> dict[int, tuple[Place, RawLine]]:
         """The lines behind rows, with their places."""
@@ -183,15 +185,11 @@ class Warehouse:
 
     def _stage_file(self, source: Source) -> int:
         try:
-            return self._insert(self._reader(source))
-        except Exception as error:
-            kind = type(error).__name__
-            if kind not in {"IOException", "InvalidInputException"}:
-                raise
+            with duck.reading(source):
+                return self._insert(self._reader(source))
+        except ConfigurationError:
             if source.is_parquet or source.compression == "none":
-                raise ConfigurationError(
-                    f"cannot read the log {source}: {str(error).splitlines()[0]}"
-                ) from error
+                raise
         return self._insert(self._reader(self._readable_part(source)))
 
     def _insert(self, reader: str) -> int:

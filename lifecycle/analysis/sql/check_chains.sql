@@ -32,7 +32,7 @@ judged AS (
             WHEN fresh THEN CASE WHEN NOT spans_fit THEN 'tokens_mismatch' END
             WHEN seq <> seq_before + 1 THEN 'seq_gap'
             WHEN dest IS NULL OR state_before IS NULL THEN NULL
-            WHEN was_final AND dest <> state_before THEN 'after_final'
+            WHEN was_final AND dest <> state_before AND event IN ('rollout.transition', 'rollout.restored') THEN 'after_final'
             WHEN was_final AND event = 'rollout.transition' AND source <> dest THEN 'after_final'
             WHEN event = 'rollout.restored' THEN CASE WHEN in_flight(state_before) THEN 'two_live_attempts' END
             WHEN trigger = 'dispatch' AND in_flight(state_before) THEN 'two_live_attempts'
