@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from adapters.sglang.answers import Answer, end
-from adapters.sglang.channels import ChannelReader, wants_channels
+from adapters.sglang.channels import ChannelReader, asked_channels
 from adapters.sglang.nucleus import wants_nucleus
 from adapters.sglang.sse import DEFAULT_EVENT_LIMIT, SSEDecoder
 from adapters.sglang.wire import WireDecoder
@@ -20,10 +20,11 @@ class AttemptDecoder:
     def __init__(self, call: Call, *, text: bool = False, event_limit: int = DEFAULT_EVENT_LIMIT) -> None:
         channels = None
         nucleus = wants_nucleus(call.sampling_params)
-        if nucleus or wants_channels(call.extra):
+        asked = asked_channels(call.extra)
+        if nucleus or asked:
             start_len = call.extra.get("routed_experts_start_len")
             absolute = start_len if type(start_len) is int else 0
-            channels = ChannelReader(len(call.input_ids), absolute, nucleus=nucleus)
+            channels = ChannelReader(len(call.input_ids), absolute, asked=asked, nucleus=nucleus)
         self._sse = SSEDecoder(event_limit)
         self._wire = WireDecoder(call.rid, text=text, channels=channels)
 

@@ -16,14 +16,14 @@ from msgspec.json import Decoder
 from adapters.sglang.nucleus import read_nucleus
 from lifecycle.events import Anomaly, ChannelData
 
-ASKED_BY = (
-    "top_logprobs_num",
-    "token_ids_logprob",
-    "return_sampling_mask",
-    "return_routed_experts",
-    "return_indexer_topk",
-)
-"""Keys of a request body that make a server send channels."""
+ASKED_BY = {
+    "top_logprobs_num": "output_top_logprobs",
+    "token_ids_logprob": "output_token_ids_logprobs",
+    "return_sampling_mask": "output_token_sampling_mask",
+    "return_routed_experts": "routed_experts",
+    "return_indexer_topk": "indexer_topk",
+}
+"""Keys of a request body that make a server send channels, and the channel that each asks for."""
 
 INT32 = 4
 
@@ -50,9 +50,9 @@ BLOBS = ("routed_experts", "indexer_topk")
 CHANNELS = Decoder(ChannelChunk)
 
 
-def wants_channels(extra: Mapping[str, Any]) -> bool:
-    """Whether a request with these body keys will be answered with channels."""
-    return any(extra.get(key) for key in ASKED_BY)
+def asked_channels(extra: Mapping[str, Any]) -> frozenset[str]:
+    """The channels that a request with these body keys asks for."""
+    return frozenset(channel for key, channel in ASKED_BY.items() if extra.get(key))
 
 
 class ChannelReader:
@@ -60,16 +60,41 @@ class ChannelReader:
 
     `prompt_tokens` and `start_len` (`routed_experts_start_len`, absolute; honoured since 0.5.12) place the rows of
     the blobs: those cover the sequence from `start_len` up to its last but one token, and come whole, once, with the
-    last chunk. With `nucleus` the kept ids of top-p sampling are read too.
+    last chunk. With `nucleus` the kept ids of top-p sampling are read too. A channel of `asked` that never came is
+    noted when the request has finished: sglang-router up to 0.3.2 drops body keys that it does not know.
     """
 
-    def __init__(self, prompt_tokens: int, start_len: int = 0, *, nucleus: bool = False) -> None:
+    def __init__(
+        self,
+        prompt_tokens: int,
+        start_len: int = 0,
+        *,
+        asked: frozenset[str] = frozenset(),
+        nucleus: bool = False,
+    ) -> None:
+        self.missing = asked
         self.prompt_tokens = prompt_tokens
         self.start_len = start_len
         self.nucleus = nucleus
 
-    def read(self, payload: bytes, shown: int, count: int, *, ended: bool) -> Sequence[ChannelData | Anomaly]:
-        """The channels of one chunk that took the attempt from `shown` to `count` tokens."""
+    def read(
+        self, payload: bytes, shown: int, count: int, *, ended: bool, finished: bool = False
+    ) -> Sequence[ChannelData | Anomaly]:
+        """The channels of one chunk that took the attempt from `shown` to `count` tokens.
+
+        `ended` says that it is the last one, `finished` that it is so because the request is done.
+        """
+        found = self._found(payload, shown, count, ended=ended)
+        self.missing -= {each.name for each in found if isinstance(each, ChannelData)}
+        wrong = any(isinstance(each, Anomaly) for each in found)
+        if finished and count and self.missing and not wrong:
+            names = ", ".join(sorted(self.missing))
+            found.append(
+                Anomaly("channel_missing", f"asked for and not sent: {names} (a router may drop the key)")
+            )
+        return found
+
+    def _found(self, payload: bytes, shown: int, count: int, *, ended: bool) -> list[ChannelData | Anomaly]:
         try:
             meta = CHANNELS.decode(payload).meta_info
         except ValidationError as problem:

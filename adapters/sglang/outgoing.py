@@ -15,6 +15,7 @@ from lifecycle.errors import ConfigurationError
 
 RANK = re.compile(r"@\d+/?$")
 ROUTING_HEADER = "x-smg-routing-key"
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 HEADER_SAFE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 COOLDOWN_S = 2.0
 """How long a URL that refused a connection is passed over while another one is left."""
@@ -78,7 +79,9 @@ def base_url(url: str) -> str:
         raise ConfigurationError(f"server URL {url!r}: {problem}; expected http://host:port") from None
     if parts.username is not None or parts.password is not None:
         raise ConfigurationError("a server URL must not carry a user name or password: give api_key= instead")
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
+    host = parts.hostname or ""
+    plain = parts.path.isascii() and parts.path.isprintable() and " " not in parts.path
+    if parts.scheme not in {"http", "https"} or not HOST.fullmatch(host) or port == 0 or not plain:
         raise ConfigurationError(f"server URL {url!r} cannot be used; expected http://host:port")
     if parts.query or parts.fragment:
         raise ConfigurationError(f"server URL {url!r} must end before any ? or #")

@@ -86,7 +86,13 @@ def _chain(problem: BaseException | None) -> list[BaseException]:
     return chain
 
 
-NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+NOT_CONNECTED = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    UnicodeError,  # a host name that cannot be looked up
+)
 BROKEN = (httpx.TransportError, httpx.StreamError)
 
 

@@ -16,7 +16,12 @@ from adapters.sglang.transport import HEADERS, KEEPALIVE_S, ConnectFailed, Respo
 READ_BUFFER = 128 * 1024
 """Bytes; asyncio reads up to 256 KiB at once."""
 
-NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError, aiohttp.InvalidURL)
+NOT_CONNECTED = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ServerTimeoutError,
+    aiohttp.InvalidURL,
+    UnicodeError,  # a host name that cannot be looked up
+)
 BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 

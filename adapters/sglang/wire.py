@@ -257,8 +257,9 @@ class WireDecoder:
             self._texts.append(self._new_text(chunk, meta, start))
         if self._channels is not None:
             self._flush(events)
+            ended = meta.finish_reason is not None
             events.extend(
-                self._channels.read(payload, start, self.have, ended=meta.finish_reason is not None)
+                self._channels.read(payload, start, self.have, ended=ended, finished=ended and not aborted)
             )
 
     def _new_text(self, chunk: Chunk, meta: MetaInfo, start: int) -> str:

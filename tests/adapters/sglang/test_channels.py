@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from adapters.sglang.attempt import AttemptDecoder
-from adapters.sglang.channels import wants_channels
+from adapters.sglang.channels import asked_channels
 from lifecycle.backend import Call
 from lifecycle.events import ChannelData, EndKind
-from tests.support.sglang_chunks import RID, STOP, Seen, body, chunk, event
+from tests.support.sglang_chunks import ABORTED, LENGTH, RID, STOP, Seen, body, chunk, event
 
 
 def run(*payloads: bytes, prompt: int = 3, **extra: Any) -> Seen:
@@ -31,7 +31,7 @@ def test_only_when_asked() -> None:
     payload = chunk([11], 1, finish=STOP, output_top_logprobs=[[[-0.1, 11, None]]])
     decoder = AttemptDecoder(Call(RID, "r", 0, [1], {}))
     assert Seen(decoder.feed(event(payload))).channels == []
-    assert not wants_channels({"return_routed_experts": False, "lora_path": "x"})
+    assert asked_channels({"return_routed_experts": False, "lora_path": "x"}) == set()
 
 
 @pytest.mark.parametrize("cumulative", [False, True])
@@ -86,6 +86,22 @@ def test_bad_base64(blob: str) -> None:
     seen = run(chunk([11], 1, finish=STOP, routed_experts=blob), return_routed_experts=True)
     assert [each.kind for each in seen.anomalies] == ["channel"]
     assert seen.end.kind is EndKind.FINISHED
+
+
+@pytest.mark.parametrize(("finish", "noted"), [(STOP, True), (ABORTED, False)])
+def test_asked_for_and_not_sent(finish: dict[str, Any], noted: bool) -> None:
+    """A channel that was asked for and never came is noted once the request is done; an abort may lack it."""
+    extra = {"return_routed_experts": True, "top_logprobs_num": 1}
+    seen = run(chunk([11], 1, output_top_logprobs=[[]]), chunk([12], 2, finish=finish), **extra)
+    details = [each.detail for each in seen.anomalies if each.kind == "channel_missing"]
+    assert details == (
+        ["asked for and not sent: routed_experts (a router may drop the key)"] if noted else []
+    )
+
+
+def test_nothing_generated_lacks_nothing() -> None:
+    """A request without tokens has no channels to miss."""
+    assert run(chunk([], 0, finish=LENGTH)).anomalies == []
 
 
 def test_odd_shape() -> None:

@@ -87,6 +87,35 @@ async def test_acceptance_names_the_server(backend_of: Make) -> None:
     assert backend.worker_of(RID) is None
 
 
+async def test_first_streams_wait_for_one_answer(backend_of: Make) -> None:
+    """Streams that begin together ask once what their URL is, and are all told."""
+    together = anyio.Event()
+
+    async def slow(request: Request, connection: Connection) -> None:
+        await together.wait()
+        await answer(404)(request, connection)
+
+    async def generate(request: Request, connection: Connection) -> None:
+        if len(server.asked("/generate")) == 3:
+            together.set()
+        await stream(body(*GOOD))(request, connection)
+
+    workers: list[str | None] = []
+
+    async def read(number: int) -> None:
+        batches, _ = await collect(backend, rid=f"{number:032x}")
+        workers.append(batches[0][0].worker)
+
+    info = answer(200, {"model_path": "tiny"})
+    scripts = {"/generate": generate, "/workers": slow, "/model_info": info}
+    async with ScriptedServer(scripts) as server, backend_of(server.url) as backend:
+        async with anyio.create_task_group() as tasks:
+            for number in range(3):
+                tasks.start_soon(read, number)
+        assert workers == [server.url] * 3
+        assert len(server.asked("/workers")) == 1
+
+
 async def test_acceptance_does_not_wait_for_long(backend_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A URL that does not say what it is holds its streams up for a moment, once."""
     monkeypatch.setattr("adapters.sglang.backend.INTRODUCE_S", 0.1)
@@ -259,6 +288,13 @@ async def test_nobody_listens(backend_of: Make) -> None:
     assert (seen.end.kind, seen.end.reason) == (LOST, Reason.UNREACHABLE)
     assert url in (seen.end.detail or "")
     assert len(batches) == 1
+
+
+async def test_host_that_cannot_be_looked_up(backend_of: Make) -> None:
+    """A name that no resolver takes is unreachable, not an exception."""
+    async with backend_of(f"http://{'x' * 70}.invalid:1") as backend:
+        seen = (await collect(backend))[1]
+    assert (seen.end.kind, seen.end.reason) == (LOST, Reason.UNREACHABLE)
 
 
 async def test_garbage(backend_of: Make) -> None:

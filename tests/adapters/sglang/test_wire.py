@@ -527,8 +527,13 @@ class TestText:
 
     def test_delta_text_with_full_logprobs(self) -> None:
         """0.5.10: text is a delta and logprobs are not."""
-        seen = decode([chunk([11], 1, text="Hi")], [chunk([11, 12], 2, text=" you")], text=True)
-        assert seen.text == "Hi you"
+        words = ["Hi", " you", " there", " over", " there", "!"]
+        seen = decode(
+            *([chunk(range(11, 11 + n), n, text=word)] for n, word in enumerate(words, 1)),
+            text=True,
+        )
+        assert seen.text == "Hi you there over there!"
+        assert seen.tokens == list(range(11, 17))
 
     def test_abort_text_is_not_believed(self) -> None:
         """The text of an abort's chunk may be all of it again: left out."""

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.sglang.answers import Answer
@@ -82,6 +82,7 @@ def test_random_splits(data: bytes, cuts: list[int], text: bool) -> None:
     assert story(data, cuts, text=text) == story(data, [], text=text)
 
 
+@settings(max_examples=40)
 @given(data=streams())
 def test_byte_by_byte(data: bytes) -> None:
     """Byte by byte it is the same, too."""
