@@ -83,12 +83,17 @@ def _servers(options: RunOptions) -> Iterator[Sequence[str]]:
     from adapters.sglang.simulator import launch
 
     arguments = [
+        *("--port", "0"),
         *("--workers", str(options.sim_workers)),
         *("--mode", options.sim_mode),
         *("--tokens-per-second", str(options.sim_tokens_per_second)),
         *(part for option in options.sim_options for part in option.split("=", 1)),
     ]
-    with launch(arguments) as simulator:
+    try:
+        simulator = launch(arguments)
+    except RuntimeError as error:
+        raise ConfigurationError(str(error)) from error
+    with simulator:
         yield simulator.urls
 
 

@@ -220,7 +220,9 @@ class running:  # noqa: N801  reads as a statement
 
     def __init__(self, file: Path, out: Path, *options: str) -> None:
         command = [sys.executable, "-m", "lifecycle", "run", str(file), "--out", str(out), "--no-progress", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.said = out.with_suffix(".said")
+        with self.said.open("wb") as said:
+            self.process = subprocess.Popen(command, stdout=said, stderr=said)
 
     def __enter__(self) -> subprocess.Popen[bytes]:
         return self.process
@@ -238,7 +240,8 @@ def wait_for_line(file: Path, words: str, seconds: float = 40) -> None:
         if file.exists() and words in file.read_text():
             return
         time.sleep(0.02)
-    raise AssertionError(f"{words} did not appear in {file} within {seconds} s")
+    said = file.parent.with_suffix(".said").read_text()
+    raise AssertionError(f"{words} did not appear in {file} within {seconds} s; it said:\n{said}")
 
 
 def test_the_embedded_simulator_ends_with_its_parent(tmp_path: Path, prompts: Write) -> None:
