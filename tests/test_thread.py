@@ -268,7 +268,7 @@ def test_a_collect_that_times_out_carries_everything() -> None:
             engine.collect([[request("a")]], target=1, timeout=0.05)
         hang.set()
         eventually(lambda: engine.places() == {"a": "resumable"})
-        eventually(lambda: engine.call(lambda: not engine.engine._collector._busy))
+        eventually(lambda: engine.call(lambda: not engine.engine._collector.busy))
         batch = engine.collect(target=1, timeout=10)
         assert list(batch.groups[0][0].tokens) == [1, 2, 1, 2, 3]
 

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from lifecycle.engine.core import Core
 from lifecycle.engine.flight import Flight
-from lifecycle.errors import BackendUnreachable, LifecycleError
 from lifecycle.events import Anomaly, EndKind, StreamEnd, StreamEvent
-from lifecycle.rollout import Rollout
 from lifecycle.states import Reason
 
 if TYPE_CHECKING:
@@ -59,20 +57,3 @@ async def _close(core: Core, flight: Flight, stream: AsyncIterator[Sequence[Stre
         await aclose()
     except Exception as error:  # noqa: BLE001  the attempt is over; this is only worth a line
         _raised(core, flight, error)
-
-
-async def prepare(core: Core, backend: Backend, rollout: Rollout) -> None:
-    """Turn a text prompt into ids, once, before its first dispatch."""
-    try:
-        ids = tuple(await backend.tokenize(rollout.request.text or ""))
-    except BackendUnreachable as error:
-        core.unprepared(rollout, str(error))
-    except LifecycleError as error:
-        core.unpreparable(rollout, str(error))
-    except Exception as error:  # noqa: BLE001  an adapter that raises must not take the other rollouts with it
-        core.unpreparable(rollout, f"tokenising raised {type(error).__name__}")
-    else:
-        if ids:
-            core.prepared(rollout, ids)
-        else:
-            core.unpreparable(rollout, "the prompt has no tokens")

@@ -38,7 +38,7 @@ class Collector:
         self.carried: dict[str, LiveGroup] = {}
         self.pushed_back: list[GroupItem] = []
         self._feeds: list[Feed] = []
-        self._busy = False
+        self._call: Collection | None = None
 
     def feed(self, source: Source) -> Feed:
         """The feed of a source that an earlier call has left waiting, or a new one."""
@@ -49,14 +49,28 @@ class Collector:
         )
         return known or self._feeds[-1]
 
+    @property
+    def busy(self) -> bool:
+        """Whether a `collect` is running."""
+        return self._call is not None
+
     def adopt(self, rollouts: Sequence[Rollout]) -> None:
         """Groups that came back from the store are carried; incomplete ones are completed by their source."""
         now = self._engine.core.clock.monotonic()
         for rollout in rollouts:
             group = self.carried.setdefault(rollout.request.group, LiveGroup(rollout.request.group, [], now))
-            if rollout not in group.members:
-                group.members.append(rollout)
-                group.members.sort(key=lambda member: member.request.index)
+            others = [member for member in group.members if member.id != rollout.id]
+            group.members = sorted([*others, rollout], key=lambda member: member.request.index)
+
+    def holds(self, rollout: Rollout) -> bool:
+        """Whether a running `collect` decides what becomes of it."""
+        group = None if self._call is None else self._call.begun.get(rollout.request.group)
+        return group is not None and rollout in group.members
+
+    def still_held(self, group: LiveGroup) -> bool:
+        """Whether nobody else was given one of its members meanwhile, by a handle or from another process."""
+        rollouts = self._engine.core.rollouts
+        return all(rollouts.get(member.id) is member for member in group.members)
 
     async def collect(
         self,
@@ -68,12 +82,12 @@ class Collector:
         on_group: OnGroup | None,
     ) -> Batch:
         """See `LifecycleEngine.collect`."""
-        if self._busy:
+        if self.busy:
             raise ConfigurationError("collect is already running on this engine; await it first")
         if max_groups is not None and max_groups < 1:
             raise ConfigurationError(f"max_groups must be at least 1, or None, not {max_groups}")
         call = Collection(self._engine, self, Target(target), accept, max_groups, on_group)
-        self._busy = True
+        self._call = call
         self._engine.core.on_rest.append(call.heard)
         try:
             return await call.run(source)
@@ -81,7 +95,7 @@ class Collector:
             raise _only(group) from None
         finally:
             self._engine.core.on_rest.remove(call.heard)
-            self._busy = False
+            self._call = None
 
 
 class Collection:
@@ -108,7 +122,7 @@ class Collection:
         self._accept = accept
         self._max_groups = max_groups
         self._live: dict[str, LiveGroup] = {}
-        self._begun: set[str] = set()
+        self.begun: dict[str, LiveGroup] = {}
         self._doors: dict[Verdict, list[LiveGroup]] = {verdict: [] for verdict in Verdict}
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
@@ -138,6 +152,8 @@ class Collection:
     # -- in ----------------------------------------------------------------------------------------------------
 
     def _take_carried(self) -> None:
+        for group in [g for g in self._carried.values() if not self._collector.still_held(g)]:
+            del self._carried[group.id]
         complete = [g for g in self._carried.values() if len(g.members) == g.members[0].request.group_size]
         complete.sort(key=lambda group: not is_whole(group.states))
         for group in complete:
@@ -150,7 +166,7 @@ class Collection:
 
     def _begin(self, group: LiveGroup) -> None:
         self._live[group.id] = group
-        self._begun.add(group.id)
+        self.begun[group.id] = group
         for member in group.members:
             if member.disposition is Disposition.CARRIED and member.at_rest:
                 member.disposition = Disposition.NONE
@@ -160,13 +176,14 @@ class Collection:
     def _admit(self, item: GroupItem) -> None:
         """Take a group in, all of it or none: what cannot be taken is found before the first member is."""
         group_id = check_group(item)
-        if group_id in self._begun:
+        if group_id in self.begun:
             if all(isinstance(one, Snapshot) and one.disposition is Disposition.CARRIED for one in item):
                 return  # the source hands back what was carried, and it has been begun already
             if any(one.id in self._core.rollouts for one in item):
                 raise DuplicateRollout(item[0].id, "being collected")
         known = self._carried.get(group_id)
-        held = {} if known is None else {member.id: member for member in known.members}
+        members = [] if known is None else known.members
+        held = {m.id: m for m in members if self._core.rollouts.get(m.id) is m}
         for one in item:
             if one.id not in held:
                 self._engine.check(one)
@@ -338,9 +355,4 @@ class Collection:
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one exception in a group of one; the group itself otherwise."""
-    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
-        inner = group.exceptions[0]
-        if not isinstance(inner, BaseExceptionGroup):
-            return inner
-        group = inner
-    return group
+    return group.exceptions[0] if len(group.exceptions) == 1 else group

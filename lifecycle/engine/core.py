@@ -158,29 +158,6 @@ class Core:
         self.flights[rid] = flight
         self.on_launch(flight)
 
-    def prepared(self, rollout: Rollout, ids: tuple[int, ...]) -> None:
-        """The prompt's ids are known."""
-        self.preparing.discard(rollout.id)
-        self.outage.probe_ended()
-        rollout.prompt_ids = ids
-        if rollout.state is RolloutState.PENDING:
-            self.enqueue(rollout)
-
-    def unprepared(self, rollout: Rollout, detail: str) -> None:
-        """No worker could be asked for the prompt's ids: the same again later."""
-        self.preparing.discard(rollout.id)
-        if rollout.state is RolloutState.PENDING:
-            self.enqueue(rollout)
-        self._note_outage(Reason.UNREACHABLE, detail)
-
-    def unpreparable(self, rollout: Rollout, detail: str) -> None:
-        """The prompt has no ids and never will."""
-        self.preparing.discard(rollout.id)
-        self.outage.probe_ended()
-        if rollout.state is RolloutState.PENDING:
-            now = self.clock.monotonic()
-            self.settle(rollout, rollout.move(Trigger.REJECT, now, reason=Reason.MALFORMED, detail=detail))
-
     # -- what streams say --------------------------------------------------------------------------------------
 
     def absorb(self, flight: Flight, batch: Sequence[StreamEvent]) -> bool:
@@ -245,7 +222,7 @@ class Core:
         change, anomaly = rollout.end(end, now, self.clock.wall())
         turned_away = end.kind is EndKind.LOST and end.reason in OUTAGE_REASONS
         if turned_away and not flight.accepted:
-            self._note_outage(end.reason, end.detail)
+            self.note_outage(end.reason, end.detail)
         elif not flight.accepted:
             self._accept(flight)
         if end.reason is Reason.MALFORMED:
@@ -267,7 +244,8 @@ class Core:
         del self.flights[flight.rid]
         self.on_gone(flight)
 
-    def _note_outage(self, reason: Reason, detail: str | None) -> None:
+    def note_outage(self, reason: Reason, detail: str | None) -> None:
+        """Nobody took the request: wait before the next one, and after too long let go what waits."""
         now = self.clock.monotonic()
         delay = self.outage.failed(now)
         if delay is not None:
@@ -300,7 +278,9 @@ class Core:
         decision = decide(rollout, change, closing=self.closing, unreachable=unreachable)
         if decision.next is Next.RESTORE:
             stale = self.too_stale(rollout)
-            self._restore(rollout, Reason.STALE if stale else decision.reason, restart=stale or decision.restart)
+            self._restore(
+                rollout, Reason.STALE if stale else decision.reason, restart=stale or decision.restart
+            )
             self.enqueue(rollout, decision.delay_s * (0.5 + self.random.random() / 2))
             return
         if decision.next is Next.EXHAUST:
@@ -337,6 +317,12 @@ class Core:
         self.recorder.change(rollout, change)
         if rollout.state is not source:
             self._rest(rollout)
+
+    def fence_lost(self) -> None:
+        """Fence what the store says another owner has taken over."""
+        for rollout_id in self.recorder.storage.take_fenced():
+            if rollout_id in self.rollouts:
+                self.fence(self.rollouts[rollout_id])
 
     def fence(self, rollout: Rollout) -> None:
         """Another owner has it: stop our copy, deliver nothing of it."""

@@ -20,9 +20,7 @@ async def deliver(core: Core, moves: Sequence[tuple[Rollout, Disposition]]) -> N
         for rollout, disposition in before:
             core.recorder.mark(rollout, disposition)
         raise
-    for rollout_id in core.recorder.storage.take_fenced():
-        if rollout_id in core.rollouts:
-            core.fence(core.rollouts[rollout_id])
+    core.fence_lost()
     for rollout, disposition in moves:
         if rollout.id not in core.fenced:
             core.recorder.disposed(rollout)

@@ -14,7 +14,7 @@ import anyio
 from lifecycle._version import __version__
 from lifecycle.backend import Backend, UpdateMode
 from lifecycle.engine.aborts import Aborts
-from lifecycle.engine.attempt import fly, prepare
+from lifecycle.engine.attempt import fly
 from lifecycle.engine.collecting import Collector, Filter, OnGroup
 from lifecycle.engine.core import Core
 from lifecycle.engine.delivery import deliver
@@ -22,6 +22,7 @@ from lifecycle.engine.groups import Batch
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.intake import Intake
 from lifecycle.engine.looking import as_reason, look
+from lifecycle.engine.preparing import prepare
 from lifecycle.engine.recorder import Recorder, outcome_at_rest
 from lifecycle.engine.reports import AbortReport, EngineStats, RestoreReport
 from lifecycle.engine.settings import Clock, EngineSettings, LoopClock
@@ -348,6 +349,10 @@ class LifecycleEngine:
         self._check_open()
         assert self._tasks is not None
         return self._tasks
+
+    def collects(self, rollout: Rollout) -> bool:
+        """Whether a running `collect` decides what becomes of a rollout."""
+        return self._collector.holds(rollout)
 
     def check(self, item: RolloutRequest | Snapshot) -> None:
         """Raise what `submit` would raise."""

@@ -55,7 +55,7 @@ class RolloutHandle:
     async def wait(self) -> Snapshot:
         """Wait until the rollout is at rest and, with a store, saved; returns what it came to.
 
-        A final rollout counts as delivered to whoever waited for it. Cancelling the wait abandons the wait, not the
+        A final rollout counts as delivered to whoever waited for it, unless a running `collect` has it. Cancelling the wait abandons the wait, not the
         rollout. Raises Fenced when another owner has taken the rollout over.
         """
         core = self._engine.core
@@ -69,7 +69,8 @@ class RolloutHandle:
     @property
     def _undelivered(self) -> bool:
         open_ends = {Disposition.NONE, Disposition.CARRIED}
-        return self.state in FINAL_STATES and self._rollout.disposition in open_ends
+        is_open = self.state in FINAL_STATES and self._rollout.disposition in open_ends
+        return is_open and not self._engine.collects(self._rollout)
 
     async def updates(self) -> AsyncIterator[Snapshot]:
         """Snapshots as the rollout grows, the last one at rest; news that arrive meanwhile come as one."""
@@ -83,8 +84,7 @@ class RolloutHandle:
                 yield self.snapshot()
             if rested:
                 return
-            if not self._rollout.at_rest and len(self._rollout.tokens) == shown:
-                await event.wait()
+            await event.wait()
 
     async def abort(
         self, *, reason: Reason | str = Reason.REQUESTED, timeout: float | None = None

@@ -66,19 +66,19 @@ class Storage:
             self.writer.admit()
 
     def put(self, snapshot: Snapshot, epoch: int, *, rollback: bool = False) -> None:
-        """Queue a whole snapshot."""
-        if self.writer is not None:
-            self.writer.put(snapshot, epoch, rollback=rollback)
+        """Queue a whole snapshot; only where `enabled`, like the next two."""
+        assert self.writer is not None
+        self.writer.put(snapshot, epoch, rollback=rollback)
 
     def append(self, tail: Tail, epoch: int) -> None:
         """Queue a tail."""
-        if self.writer is not None:
-            self.writer.append(tail, epoch)
+        assert self.writer is not None
+        self.writer.append(tail, epoch)
 
     def mark(self, rollout_id: str, disposition: Disposition, epoch: int) -> None:
         """Queue a disposition."""
-        if self.writer is not None:
-            self.writer.mark(rollout_id, disposition, epoch)
+        assert self.writer is not None
+        self.writer.mark(rollout_id, disposition, epoch)
 
     async def durable(self) -> None:
         """Wait until everything queued so far is on disk."""

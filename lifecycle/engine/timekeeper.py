@@ -61,10 +61,7 @@ class Timekeeper:
         for flight in core.flights.values():
             if now - flight.saved_at >= core.settings.checkpoint_seconds:
                 core.checkpoint(flight, now)
-        for rollout_id in core.recorder.storage.take_fenced():
-            rollout = core.rollouts.get(rollout_id)
-            if rollout is not None:
-                core.fence(rollout)
+        core.fence_lost()
         core.recorder.journal.flush()
 
     def _stalled(self, now: float) -> None:

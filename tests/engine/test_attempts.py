@@ -156,6 +156,15 @@ async def test_after_unreachable_timeout_rollouts_rest_resumable() -> None:
     assert {line["reason"] for line in lines.of(RolloutRest, state="aborted")} == {"unreachable"}
 
 
+async def test_a_server_that_is_full_for_too_long_is_unreachable_too() -> None:
+    """What rests says so, whatever the last refusal was."""
+    backend = Flaky(Reason.UNAVAILABLE)
+    async with engine_on(backend, unreachable_timeout=5.0) as engine:
+        handles = [engine.submit(request(name)) for name in "ab"]
+        await engine.drain()
+        assert {handle.snapshot().reason for handle in handles} == {Reason.UNREACHABLE}
+
+
 async def test_an_engine_that_gave_up_tries_again_for_what_comes_later() -> None:
     """A later submit is a probe: served when the server is back, at rest when it is not."""
     backend = Flaky()

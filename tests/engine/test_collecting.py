@@ -16,6 +16,7 @@ from lifecycle.log.records import (
     GroupFailed,
     GroupFiltered,
     GroupSettled,
+    RolloutDisposition,
     RolloutTransition,
 )
 from lifecycle.policy import OnAbort, Policy
@@ -604,3 +605,91 @@ async def test_a_store_that_dies_at_the_delivery_loses_nothing() -> None:
         batch = await engine.collect(target=2)
         assert len(batch.groups) == 2
         settled_once(engine)
+
+
+async def test_a_member_that_was_waited_for_alone_is_not_delivered_again() -> None:
+    """Whoever holds a handle of a carried rollout may take it out; its group is collected no more."""
+    lines = Lines()
+    async with engine_on(ScriptedBackend(by_speed(a=1, b=20)), lines) as engine:
+        first = await engine.collect([group("a"), group("b")], target=1)
+        handles = [engine.submit(member) for member in first.carried[0]]
+        assert engine.core.rollouts["b/0"].disposition is Disposition.NONE
+        assert [(await handle.wait()).state for handle in handles] == [RolloutState.COMPLETED] * 2
+        assert (await engine.collect()).groups == ()
+        again = await engine.collect([group("b")])
+        assert names(again.groups) == ["b"]
+        settled_once(engine)
+    assert [line["group_id"] for line in lines.of(GroupDelivered)] == ["a", "b"]
+
+
+async def test_a_wait_for_a_member_that_is_collected_does_not_deliver_it() -> None:
+    """The collect decides; whoever waits sees the snapshot."""
+    lines = Lines()
+    async with engine_on(ScriptedBackend(by_speed(a=1, b=5)), lines) as engine:
+        seen = []
+
+        async def watch() -> None:
+            await until(lambda: "a/0" in engine.places())
+            seen.append(await engine.handle("a/0").wait())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            batch = await engine.collect([group("a"), group("b")])
+        assert seen[0].disposition is Disposition.NONE
+        assert sorted(names(batch.groups)) == ["a", "b"]
+    assert len([line for line in lines.of(RolloutDisposition) if line["rollout_id"] == "a/0"]) == 1
+
+
+async def test_an_id_is_free_again_when_its_group_was_handed_over() -> None:
+    """Also within one call."""
+    async with engine_on(ScriptedBackend(simple(1))) as engine:
+        told = []
+
+        async def source():
+            yield group("a")
+            await until(lambda: told)
+            yield group("a")
+
+        batch = await engine.collect(source(), on_group=lambda members: told.append(members[0].id))
+        assert names(batch.groups) == ["a", "a"]
+        settled_once(engine)
+
+
+async def test_a_group_that_arrives_in_the_very_moment_of_the_stop_is_kept() -> None:
+    """Whoever is first, nothing is lost."""
+    for _ in range(5):
+        arrives = anyio.Event()
+
+        async def source(arrives=arrives):
+            yield group("a")
+            await arrives.wait()
+            yield group("b")
+
+        def judge(_members, arrives=arrives) -> bool:
+            arrives.set()
+            return True
+
+        async with engine_on(ScriptedBackend(lambda _: [tokens(1), Pause(1), finish()])) as engine:
+            feed = source()
+            first = await engine.collect(feed, target=1, filter=judge)
+            assert names(first.groups) == ["a"]
+            second = await engine.collect(feed, target=1)
+            assert names(second.groups) == ["b"]
+
+
+async def test_two_exceptions_come_out_together() -> None:
+    """A filter and a source that fail at once are a group; one alone is itself."""
+
+    def source():
+        yield group("a", 1)
+        yield group("b", 1)
+
+    async def judge(_members) -> bool:
+        await anyio.sleep(1)
+        raise ZeroDivisionError
+
+    async with engine_on(ScriptedBackend(simple(1))) as engine:
+        with pytest.raises((ZeroDivisionError, BaseExceptionGroup)) as caught:
+            await engine.collect(source(), filter=judge)
+        error = caught.value
+        assert isinstance(error, ZeroDivisionError) or len(error.exceptions) == 2

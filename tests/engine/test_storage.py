@@ -247,6 +247,19 @@ async def test_a_fence_while_resting_and_while_pending() -> None:
             await resting.wait()
 
 
+async def test_a_fence_of_what_has_left_already_is_nothing() -> None:
+    """Given up here, taken over there: the write is refused, and nobody minds."""
+    store = MemoryStore()
+    async with engine_on(ScriptedBackend(HANGING), store=store, max_in_flight=1) as engine:
+        flying, pending = engine.submit(request("a")), engine.submit(request("b"))
+        await until(lambda: flying.state is RolloutState.PARTIAL)
+        store.claim("somebody else", 60.0, ids=["b"], force=True)
+        engine.discard(pending)
+        await anyio.sleep(3)
+        assert engine.places() == {"a": "in_flight"}
+        assert engine.stats().store["fenced"] == 1
+
+
 async def test_a_write_that_the_store_refuses_for_good_is_kept_as_an_error() -> None:
     """The rollout goes on; somebody can look."""
     store = MemoryStore()

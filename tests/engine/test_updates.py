@@ -134,6 +134,21 @@ async def test_a_cancellation_inside_runs_the_servers_and_goes_on() -> None:
         assert backend.log == ["pause retract True", "resume None True"]
 
 
+async def test_a_cancellation_while_settling_opens_the_gate_and_goes_on() -> None:
+    """What was asked to end comes to rest and is restored."""
+    backend = ScriptedBackend(scripts(a=[[tokens(1), Hang()], [tokens(2), finish()]]))
+    backend.deaf = True
+    async with engine_on(backend, abort_timeout=10.0) as engine:
+        handle = engine.submit(request())
+        await until(lambda: handle.state is RolloutState.PARTIAL)
+        with anyio.move_on_after(2) as scope:
+            async with engine.weight_update("2"):
+                raise AssertionError("never entered")
+        assert scope.cancelled_caught
+        assert engine.stats().gate == "open"
+        assert list((await handle.wait()).tokens) == [1, 2]
+
+
 async def test_one_dead_worker_does_not_hang_the_update() -> None:
     """Settled when every live worker has acknowledged; the dead one is in the log."""
 
