@@ -95,6 +95,9 @@ class Step:
 
         try:
             batch = await asyncio.wrap_future(thread.start(collect))
+        except BaseExceptionGroup as several:
+            runtime.ready[:0] = so_far
+            raise _first(several) from None
         except BaseException:
             runtime.ready[:0] = so_far
             raise
@@ -207,3 +210,10 @@ class Step:
             **{f"rollout/dynamic_filter/drop_{reason}": count for reason, count in self._dropped.items()},
             **{f"rollout/lifecycle/{kind}_groups": count for kind, count in self._counts.items()},
         }
+
+
+def _first(error: BaseException) -> BaseException:
+    """When several rewards fail at once: the first failure, which is what slime's own loop would raise."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

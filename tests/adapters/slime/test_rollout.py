@@ -181,13 +181,17 @@ def test_a_reward_that_raises_loses_nothing(slime: Slime) -> None:
     args = slime.args()
     source = slime.data_source(args)
 
-    async def broken(_args: Any, _sample: Any) -> float:
-        raise ZeroDivisionError("no reward today")
+    broken = [True]
 
-    with slime.patch.context() as patch:
-        patch.setattr("slime_test_rewards.reward", broken)
-        with pytest.raises(ZeroDivisionError, match="no reward today"):
-            generate_rollout(args, 0, source)
+    async def moody(_args: Any, _sample: Any) -> float:
+        if broken[0]:
+            raise ZeroDivisionError("no reward today")
+        return 1.0
+
+    slime.patch.setattr("slime_test_rewards.reward", moody)
+    with pytest.raises(ZeroDivisionError, match="no reward today"):
+        generate_rollout(args, 0, source)
+    broken[0] = False
     drawn = source.sample_group_index
     calls = len(slime.backend.calls)
     output = generate_rollout(args, 1, source)
