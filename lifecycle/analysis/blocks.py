@@ -174,7 +174,7 @@ def _outcomes(report: Report) -> Block:
         )
         for row in outcomes
     )
-    note = "How aborts ended, and the time from asking to the answer. `expired` may have left a request on a server."
+    note = "How aborts ended, and the time from asking to the answer. An expired one may have left a request on a server."
     return _block("aborts", "Aborts", note, ("outcome", "count", "share", *TIMES, "max", "tokens kept"), rows)
 
 

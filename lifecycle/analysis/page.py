@@ -18,6 +18,7 @@ from lifecycle.analysis.words import count, seconds, share
 from lifecycle.errors import ConfigurationError
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+LONG: Final = 40
 FOOTER: Final = (
     "<footer>Made from logs by <code>lifecycle report</code>. Times are wall clock, in UTC. "
     "Every number is in <code>--json</code> too.</footer>"
@@ -137,4 +138,4 @@ def _cell(cell: Any, numeric: bool) -> str:
     if numeric:
         value = -1 if cell.value is None else cell.value
         return f'<td class="n" data-v="{value:g}">{escape(cell.text)}</td>'
-    return f"<td>{escape(cell.text)}</td>"
+    return f"<td{' class=long' if len(cell.text) > LONG else ''}>{escape(cell.text)}</td>"

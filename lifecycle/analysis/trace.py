@@ -99,7 +99,9 @@ class Timeline:
 
     def _rollout(self, line: _Line) -> Iterator[Event]:
         key = (line.process_id, line.rollout_id)
-        if line.from_process is not None and (left := self._stays.pop((line.from_process, line.rollout_id), None)):
+        if line.from_process is not None and (
+            left := self._stays.pop((line.from_process, line.rollout_id), None)
+        ):
             yield from self._cut_off((line.from_process, line.rollout_id), left)
         stay = self._stays.get(key)
         dest = line.dest or line.state

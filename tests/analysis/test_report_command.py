@@ -74,7 +74,9 @@ def test_the_page_has_the_machines_with_counts_on_them(run: Run, run_log: Path, 
     assert f"wrote {tmp_path / 'r.html'}" in err
     text = (tmp_path / "r.html").read_text()
     assert text.count('<div class="machine') == 2
-    dispatched = run_log.read_text().count('"trigger":"dispatch","source":"pending","dest":"streaming","tokens"')
+    dispatched = run_log.read_text().count(
+        '"trigger":"dispatch","source":"pending","dest":"streaming","tokens"'
+    )
     assert f"{dispatched:,}" in text
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
