@@ -21,6 +21,7 @@ from lifecycle.events import END_TRIGGERS, Anomaly, ChannelData, StreamEnd, Toke
 from lifecycle.machine import RolloutCursor
 from lifecycle.policy import DEFAULT_POLICY, Policy
 from lifecycle.request import RolloutRequest, attempt_sampling_params, remaining_budget
+from lifecycle.spans import label, settle
 from lifecycle.states import (
     IN_FLIGHT_STATES,
     REST_STATES,
@@ -30,7 +31,6 @@ from lifecycle.states import (
     Reason,
     RolloutState,
     Trigger,
-    VersionSource,
 )
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class Rollout(RolloutCursor):
         self.tokens.extend(piece.tokens)
         self.logprobs.extend(piece.logprobs)
         if piece.version is not None:
-            self._label(piece.version, start, start + count)
+            label(self._spans, piece.version, start, start + count)
         if piece.text is None:
             self.text_whole = False
         elif piece.text:
@@ -317,7 +317,7 @@ class Rollout(RolloutCursor):
     def end(self, end: StreamEnd, now: float, wall: float) -> tuple[Change, Anomaly | None]:
         """Close the attempt with what the stream said last: the Change, and an anomaly if versions did not fit."""
         trigger = END_TRIGGERS[end.kind, self._state is RolloutState.ABORTING]
-        anomaly = self._settle_versions(end.spans)
+        anomaly = settle(self._spans, end.spans, self.attempt_start, self.attempt_tokens)
         asked = self._state is RolloutState.ABORTING and trigger in {Trigger.CONFIRM, Trigger.LOSE}
         reason = self.abort_reason if asked else end.reason
         change = self.move(trigger, now, reason=reason, detail=end.detail)
@@ -364,47 +364,9 @@ class Rollout(RolloutCursor):
 
     # -- weight versions ---------------------------------------------------------------------------------------
 
-    def _label(self, version: str, start: int, end: int, source: VersionSource = VersionSource.LABEL) -> None:
-        last = self._spans[-1] if self._spans else None
-        if last is not None and last[0] == version and last[2] == start and last[3] == source:
-            last[2] = end
-        else:
-            self._spans.append([version, start, end, str(source)])
-
     def set_spans(self, spans: Sequence[VersionSpan]) -> None:
         """Take over spans of a snapshot."""
         self._spans = [[span.version, span.start, span.end, span.source] for span in spans]
-
-    def _settle_versions(self, spans: Sequence[VersionSpan]) -> Anomaly | None:
-        """Replace this attempt's labels by the server's spans, if these cover exactly its tokens."""
-        if not spans:
-            return None
-        if not _cover_exactly(spans, self.attempt_tokens):
-            told = ", ".join(f"{span.version}:[{span.start},{span.end})" for span in spans)
-            return Anomaly(
-                "versions_do_not_fit", f"spans {told} for {self.attempt_tokens} tokens; labels kept"
-            )
-        self._cut_spans(self.attempt_start)
-        for span in spans:
-            if span.end > span.start:
-                offset = self.attempt_start
-                self._label(span.version, offset + span.start, offset + span.end, VersionSource.SPAN)
-        return None
-
-    def _cut_spans(self, position: int) -> None:
-        while self._spans and self._spans[-1][1] >= position:
-            self._spans.pop()
-        if self._spans:
-            self._spans[-1][2] = min(self._spans[-1][2], position)
-
-
-def _cover_exactly(spans: Sequence[VersionSpan], tokens: int) -> bool:
-    position = 0
-    for span in spans:
-        if span.start != position or span.end < span.start:
-            return False
-        position = span.end
-    return position == tokens
 
 
 def _fields(change: Change) -> dict[str, Any]:
