@@ -20,7 +20,7 @@ from lifecycle.cli.prompts import Prompt
 from lifecycle.cli.rundir import RunDirectory, SamplesFile, reconcile, remaining
 from lifecycle.cli.summary import RunResult, print_summary
 from lifecycle.engine import Batch, LifecycleEngine
-from lifecycle.engine.collecting import Members
+from lifecycle.engine.collecting import Members, only_exception
 from lifecycle.errors import BackendError, ConfigurationError, LifecycleError, SnapshotError
 from lifecycle.policy import Policy
 from lifecycle.snapshot import Snapshot
@@ -50,9 +50,11 @@ class RunOptions:
 
 
 @dataclass(slots=True)
-class Stopped:
-    """How the run was told to stop, if it was."""
+class Course:
+    """How the run goes: what there is to tell of it, also when it is stopped in the middle."""
 
+    engine: LifecycleEngine | None = None
+    batch: Batch | None = None
     signum: int | None = None
     unreachable: str | None = None
     problems: list[SnapshotError] = field(default_factory=list)
@@ -100,10 +102,43 @@ def _servers(options: RunOptions) -> Iterator[Sequence[str]]:
 async def _main(
     prompts: Sequence[Prompt], directory: RunDirectory, options: RunOptions, urls: Sequence[str]
 ) -> int:
+    """Generate until done or told to stop; then say what came of it."""
+    course = Course()
+    samples = SamplesFile(directory.samples)
+    before = len(samples.ids)
+    try:
+        async with anyio.create_task_group() as tasks:
+            heeding: anyio.CancelScope = await tasks.start(_heed_signals, tasks.cancel_scope, course)
+            try:
+                await _generate(prompts, directory, samples, options, urls, course)
+            finally:
+                heeding.cancel()
+    except BaseExceptionGroup as group:
+        raise only_exception(group) from None
+    finally:
+        samples.close()
+    if course.engine is not None:
+        result = RunResult(
+            ledger=course.engine.ledger(),
+            stats=course.engine.stats(),
+            groups_written=len({sample_id.rpartition("/")[0] for sample_id in samples.ids}),
+            samples_written=len(samples.ids) - before,
+        )
+        print_summary(result, directory, course.problems, _write_report(directory))
+    return _status(course, options, urls)
+
+
+async def _generate(
+    prompts: Sequence[Prompt],
+    directory: RunDirectory,
+    samples: SamplesFile,
+    options: RunOptions,
+    urls: Sequence[str],
+    course: Course,
+) -> None:
     from adapters.sglang import SGLangBackend
 
-    stopped = Stopped()
-    samples = SamplesFile(directory.samples)
+    store = SqliteStore(directory.store)
     try:
         async with SGLangBackend(
             list(urls),
@@ -111,33 +146,23 @@ async def _main(
             transport=options.transport,
             max_connections=options.concurrency,
         ) as backend:
-            store = SqliteStore(directory.store)
-            try:
-                stopped.problems += reconcile(prompts, store, samples)
-                todo = remaining(prompts, store.rows(), samples)
-                result = await _generate(backend, store, directory, samples, todo, options, stopped)
-            finally:
-                store.close()
+            course.problems += reconcile(prompts, store, samples)
+            todo = remaining(prompts, store.rows(), samples)
+            course.unreachable = await _unreachable(backend)
+            async with _engine(backend, store, directory, options) as engine:
+                course.engine = engine
+                restored = await engine.restore(force=True, resume=False)
+                course.problems += restored.unreadable
+                if course.unreachable is None:
+                    await _collect(engine, backend, todo, samples, options, course)
     finally:
-        samples.close()
-    report = _write_report(directory)
-    print_summary(result, directory, stopped.problems, report)
-    return _status(result, options, stopped, urls)
+        store.close()
 
 
-async def _generate(
-    backend: Any,
-    store: SqliteStore,
-    directory: RunDirectory,
-    samples: SamplesFile,
-    todo: Sequence[Prompt],
-    options: RunOptions,
-    stopped: Stopped,
-) -> RunResult:
-    before = len(samples.ids)
-    batch: Batch | None = None
-    stopped.unreachable = await _unreachable(backend)
-    async with LifecycleEngine(
+def _engine(
+    backend: Any, store: SqliteStore, directory: RunDirectory, options: RunOptions
+) -> LifecycleEngine:
+    return LifecycleEngine(
         backend,
         log=directory.log,
         store=store,
@@ -147,33 +172,30 @@ async def _generate(
         abort_timeout=10.0,
         close_timeout=5.0,
         policy=Policy(eos_token_ids=frozenset(options.eos_token_ids)),
-    ) as engine:
-        restored = await engine.restore(force=True, resume=False)
-        stopped.problems += restored.unreadable
-        if stopped.unreachable is None:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_heed_signals, tasks.cancel_scope, stopped)
-                progress = Progress(engine, options.target, show=options.progress)
-                tasks.start_soon(progress.run)
-                source = (prompt.requests for prompt in todo)
-
-                async def deliver(members: Members) -> None:
-                    samples.write([await _with_text(backend, member) for member in members])
-                    progress.delivered += 1
-
-                batch = await engine.collect(source, target=options.target, on_group=deliver)
-                tasks.cancel_scope.cancel()
-        if batch is not None and engine.core.outage.active and not batch.reached:
-            stopped.unreachable = "no server accepted a request any more"
-    left = 0 if batch is None else len(todo)
-    return RunResult(
-        ledger=engine.ledger(),
-        stats=engine.stats(),
-        batch=batch,
-        groups_written=len({sample_id.rpartition("/")[0] for sample_id in samples.ids}),
-        samples_written=len(samples.ids) - before,
-        not_started=max(0, left),
     )
+
+
+async def _collect(
+    engine: LifecycleEngine,
+    backend: Any,
+    todo: Sequence[Prompt],
+    samples: SamplesFile,
+    options: RunOptions,
+    course: Course,
+) -> None:
+    progress = Progress(engine, options.target, show=options.progress)
+
+    async def deliver(members: Members) -> None:
+        samples.write([await _with_text(backend, member) for member in members])
+        progress.delivered += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(progress.run)
+        source = (prompt.requests for prompt in todo)
+        batch = course.batch = await engine.collect(source, target=options.target, on_group=deliver)
+        tasks.cancel_scope.cancel()
+    if engine.stats().outage_s and not batch.reached:
+        course.unreachable = "no server accepted a request any more"
 
 
 async def _with_text(backend: Any, snapshot: Snapshot) -> Snapshot:
@@ -203,17 +225,21 @@ def _usable(receipt: WorkerReceipt) -> bool:
     return not (receipt.detail or "").startswith(("HTTP 401", "HTTP 403"))
 
 
-async def _heed_signals(scope: anyio.CancelScope, stopped: Stopped) -> None:
-    """The first SIGINT or SIGTERM stops in order; the second one at once."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+async def _heed_signals(
+    scope: anyio.CancelScope, course: Course, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]
+) -> None:
+    """The first SIGINT or SIGTERM cancels `scope`; the second one, heard also while closing, stops at once."""
+    with (
+        anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        anyio.CancelScope(shield=True) as heeding,
+    ):
+        task_status.started(heeding)
         async for signum in signals:
-            if stopped.signum is not None:
+            if course.signum is not None:
                 os._exit(128 + signum)
-            stopped.signum = signum
+            course.signum = signum
             name = signal.Signals(signum).name
-            click.echo(
-                f"{name}: aborting what is in flight and saving partials (again: stop at once)", err=True
-            )
+            click.echo(f"{name}: aborting what is in flight, saving partials (again: stop at once)", err=True)
             scope.cancel()
 
 
@@ -233,24 +259,23 @@ def _write_report(directory: RunDirectory) -> str | None:
     return str(target)
 
 
-def _status(result: RunResult, options: RunOptions, stopped: Stopped, urls: Sequence[str]) -> int:
-    if stopped.signum is not None:
-        return 128 + stopped.signum
-    if stopped.unreachable is not None:
+def _status(course: Course, options: RunOptions, urls: Sequence[str]) -> int:
+    if course.signum is not None:
+        return 128 + course.signum
+    if course.unreachable is not None:
         click.echo(
-            f"Error: cannot reach {', '.join(urls)}: {stopped.unreachable}. "
+            f"Error: cannot reach {', '.join(urls)}: {course.unreachable}. "
             "What was generated is saved; --resume goes on.",
             err=True,
         )
         return EXIT_SHORT
-    batch = result.batch
-    if batch is None:
-        raise ConfigurationError("the run ended without a result")
+    batch = course.batch
+    assert batch is not None
     if not batch.reached and options.target is not None:
         click.echo(
             f"Error: {len(batch.groups)} of {options.target} groups: the prompts do not hold more.", err=True
         )
         return EXIT_SHORT
-    if batch.failed or stopped.problems or (options.target is None and batch.carried):
+    if batch.failed or course.problems or (options.target is None and batch.carried):
         return EXIT_SHORT
     return EXIT_DONE

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lifecycle.cli.rundir import RunDirectory
-from lifecycle.engine import Batch, EngineStats
+from lifecycle.engine import EngineStats
 from lifecycle.errors import SnapshotError
 from lifecycle.ledger import LedgerView
 
@@ -24,10 +24,8 @@ class RunResult:
 
     ledger: LedgerView
     stats: EngineStats
-    batch: Batch | None
     groups_written: int
     samples_written: int
-    not_started: int
 
 
 def print_summary(

@@ -92,7 +92,7 @@ class Collector:
         try:
             return await call.run(source)
         except BaseExceptionGroup as group:
-            raise _only(group) from None
+            raise only_exception(group) from None
         finally:
             self._engine.core.on_rest.remove(call.heard)
             self._call = None
@@ -353,6 +353,6 @@ class Collection:
             await self._let_out({Verdict.SURPLUS: groups})
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def only_exception(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one exception in a group of one; the group itself otherwise."""
     return group.exceptions[0] if len(group.exceptions) == 1 else group

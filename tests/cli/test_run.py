@@ -22,6 +22,7 @@ from lifecycle.states import REST_STATES, RolloutState, Trigger
 
 Write = Callable[..., Path]
 FAST = ("--sim-tokens-per-second", "400", "--no-progress")
+STREAMING_LINE = '"trigger":"observe","source":"streaming"'
 PROMPTS = Path(__file__).parents[2] / "examples" / "prompts.jsonl"
 
 
@@ -163,7 +164,7 @@ def test_a_second_process_is_kept_out(tmp_path: Path, prompts: Write) -> None:
     file = prompts({"input_ids": [1], "sampling_params": {"ignore_eos": True}, "max_new_tokens": 4000})
     out = tmp_path / "out"
     with running(file, out, "--sim-tokens-per-second", "20") as process:
-        wait_for_line(out / "lifecycle.jsonl", '"dest":"partial"')
+        wait_for_line(out / "lifecycle.jsonl", STREAMING_LINE)
         done = lifecycle("run", file, "--out", out, "--resume", *FAST)
         assert done.returncode == 2
         assert "in use by another process" in done.stderr
@@ -179,7 +180,7 @@ def test_a_signal_saves_partials_and_the_next_run_goes_on(
     ids = [{"id": f"p{n}", "input_ids": [n, 1], "sampling_params": {"ignore_eos": True}} for n in range(4)]
     file, out, length = prompts(*ids), tmp_path / "out", ("--max-new-tokens", "150")
     with running(file, out, *length, "--sim-tokens-per-second", "50") as process:
-        wait_for_line(out / "lifecycle.jsonl", '"dest":"partial"')
+        wait_for_line(out / "lifecycle.jsonl", STREAMING_LINE)
         process.send_signal(signum)
         assert process.wait(40) == status
     chains(out / "lifecycle.jsonl")
@@ -248,7 +249,7 @@ def test_the_embedded_simulator_ends_with_its_parent(tmp_path: Path, prompts: Wr
     """Even after SIGKILL nothing of ours is left running."""
     file = prompts({"input_ids": [1], "sampling_params": {"ignore_eos": True}, "max_new_tokens": 4000})
     with running(file, tmp_path / "out", "--sim-tokens-per-second", "20") as process:
-        wait_for_line(tmp_path / "out" / "lifecycle.jsonl", '"dest":"partial"')
+        wait_for_line(tmp_path / "out" / "lifecycle.jsonl", STREAMING_LINE)
         children = list(child_pids(process.pid))
         assert children
         process.kill()
