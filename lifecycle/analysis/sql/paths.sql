@@ -6,7 +6,8 @@ WITH told AS (
         rollout, lines.rowid AS row_number, ts, event, source, dest, tokens,
         CASE WHEN event = 'rollout.restored' THEN extra ELSE 0 END AS dropped,
         lag(tokens) OVER story AS tokens_before,
-        lag(dest) OVER story AS state_before
+        lag(dest) OVER story AS state_before,
+        process <> lag(process) OVER story AS elsewhere
     FROM lines
     WHERE rollout IN (SELECT rollout FROM rollouts WHERE is_long)
     WINDOW story AS (PARTITION BY rollout ORDER BY ts, lines.rowid)
@@ -19,7 +20,7 @@ SELECT
     arg_max(tokens, (ts, row_number)) AS tokens,
     max(ts) - min(ts) AS duration_s,
     sum(greatest(tokens_before::BIGINT - tokens - dropped, 0))
-        FILTER (event = 'rollout.restored' AND tokens_before IS NOT NULL)::UBIGINT AS lost_unseen,
+        FILTER (elsewhere)::UBIGINT AS lost_unseen,
     sum(tokens) FILTER (event = 'rollout.restored' AND tokens_before IS NULL)::UBIGINT AS brought
 FROM told
 GROUP BY rollout
