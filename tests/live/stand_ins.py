@@ -11,7 +11,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 GPU_ONLY = (
@@ -93,8 +93,28 @@ def importing_package() -> str:
     return ""
 
 
+def _settle_transformers() -> None:
+    """Make transformers ready before the first stand-in appears in ``sys.modules``."""
+    import_utils = importlib.import_module("transformers.utils.import_utils")
+    import_utils.is_torchvision_available()  # It caches the answer, which must be "no".
+    # SGLang before 0.5.20 registers model types that a newer transformers has as well, and would stop there.
+    configurations = importlib.import_module("transformers.models.auto.configuration_auto")
+    factory = importlib.import_module("transformers.models.auto.auto_factory")
+    for mapping in (configurations._LazyConfigMapping, factory._LazyAutoMapping):
+        mapping.register = _overwriting(mapping.register)
+
+
+def _overwriting(register: Callable[..., None]) -> Callable[..., None]:
+    def register_anyway(mapping: object, key: object, value: object, *, exist_ok: bool = False) -> None:
+        register(mapping, key, value, exist_ok=True)
+
+    return register_anyway
+
+
 class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Last on ``sys.meta_path``: a package that is really installed is found before this is asked."""
+
+    settled = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -102,10 +122,9 @@ class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """A stand-in for a known name that SGLang itself asks for; None for everyone else."""
         if fullname.partition(".")[0] not in NAMES or importing_package() != "sglang":
             return None
-        if "torchvision" not in sys.modules:
-            # Transformers caches its answer; it must be "no" before a stand-in appears in sys.modules.
-            import_utils = importlib.import_module("transformers.utils.import_utils")
-            import_utils.is_torchvision_available()
+        if not StandInFinder.settled:
+            StandInFinder.settled = True
+            _settle_transformers()
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
