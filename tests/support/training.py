@@ -29,6 +29,8 @@ from adapters.sglang.simulator import SimulatedCluster
 from lifecycle import Batch, LifecycleEngine, Policy, RolloutRequest, Snapshot, SqliteStore
 from lifecycle.analysis import Warehouse, find_sources, find_violations
 from lifecycle.log import read_log
+from lifecycle.log.reader import LogLine
+from lifecycle.log.records import RolloutTransition
 from lifecycle.states import Trigger
 from tests.support.router import RouterProcess
 
@@ -270,8 +272,8 @@ class TrainingRun:
         """One worker at a time, and never the last one; a new one gets the weights of the others."""
         while not self._over.wait(self.death_every_s * self._random.uniform(0.5, 1.5)):
             victim, other = self._random.sample(self.cluster.servers, 2)
-            self.made_by_the_dead += victim.call(lambda brain: brain.scheduler.tokens_made)
             victim.kill()
+            self.made_by_the_dead += victim.call(lambda brain: brain.scheduler.tokens_made)
             self.deaths += 1
             self._over.wait(self._random.uniform(0.2, 0.6))
             victim.restart()
@@ -313,10 +315,11 @@ class TrainingRun:
     def account(self) -> str:
         """What was wasted, and what restarting from the prompt would have wasted."""
         used = sum(len(sample["tokens"]) for line in delivered(self.plan) for sample in line["samples"])
+        moves = (line.record for line in read_log(self.plan.log) if isinstance(line, LogLine))
         kept = sum(
-            line.tokens
-            for line in read_log(self.plan.log)
-            if getattr(line, "trigger", None) == Trigger.DISPATCH
+            move.tokens
+            for move in moves
+            if isinstance(move, RolloutTransition) and move.trigger == Trigger.DISPATCH
         )
         wasted = self.made - used
         return (
