@@ -25,7 +25,7 @@ from typing import Any
 import anyio
 
 from adapters.sglang import SGLangBackend
-from adapters.sglang.simulator import SimulatedCluster
+from adapters.sglang.simulator import Brain, SimulatedCluster
 from lifecycle import Batch, LifecycleEngine, Policy, RolloutRequest, Snapshot, SqliteStore
 from lifecycle.analysis import Warehouse, find_sources, find_violations
 from lifecycle.log import read_log
@@ -272,8 +272,8 @@ class TrainingRun:
         """One worker at a time, and never the last one; a new one gets the weights of the others."""
         while not self._over.wait(self.death_every_s * self._random.uniform(0.5, 1.5)):
             victim, other = self._random.sample(self.cluster.servers, 2)
+            self.made_by_the_dead += victim.call(_count_and_kill)
             victim.kill()
-            self.made_by_the_dead += victim.call(lambda brain: brain.scheduler.tokens_made)
             self.deaths += 1
             self._over.wait(self._random.uniform(0.2, 0.6))
             victim.restart()
@@ -327,6 +327,13 @@ class TrainingRun:
             f"generated, {kept} kept over resumes. Wasted: {wasted / self.made:.1%}; restarting from the prompt "
             f"would have wasted {(wasted + kept) / (self.made + kept):.1%}"
         )
+
+
+def _count_and_kill(brain: Brain) -> int:
+    """In one step of the server's loop: a dead server forgets what it has made."""
+    made = brain.scheduler.tokens_made
+    brain.kill()
+    return made
 
 
 if __name__ == "__main__":
