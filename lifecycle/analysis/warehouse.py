@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -178,10 +178,10 @@ class Warehouse:
             self.connection.execute(f"CREATE TYPE {name} AS ENUM ({listed})")
         self.run("macros")
         self.run("lines")
-        next_row = 0
+        self._rows = 0
         for source in self.sources:
-            self.starts.append(next_row)
-            next_row += self._stage_file(source)
+            self.starts.append(self._rows)
+            self._rows += self._stage_file(source)
 
     def _stage_file(self, source: Source) -> int:
         try:
@@ -258,6 +258,19 @@ class Warehouse:
         self.damage.count = len(lost) - self.damage.unknown_events.total()
         self.connection.execute("CREATE TEMP TABLE lost AS SELECT unnest($1::BIGINT[]) AS row_number", [lost])
         self.connection.execute("DELETE FROM lines WHERE rowid IN (SELECT row_number FROM lost)")
+        self._refuse_strangers(lost)
+
+    def _refuse_strangers(self, lost: Sequence[int]) -> None:
+        """A file in which every line is damaged is no log, whatever its name says."""
+        bounds = [*self.starts, self._rows]
+        for source, begin, end in zip(self.sources, bounds, bounds[1:], strict=False):
+            bad = bisect_left(lost, end) - bisect_left(lost, begin)
+            if end > begin and bad == end - begin:
+                place, line = self.raw([begin])[begin]
+                text = line.text[:60].decode("utf-8", "replace")
+                raise ConfigurationError(
+                    f"{source} is not a lifecycle log: not one of its {bad} lines is a record; {place}: {text!r}"
+                )
 
     def _count_unknown_event(self, line: RawLine) -> bool:
         try:

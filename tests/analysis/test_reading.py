@@ -60,6 +60,7 @@ def test_globs_directories_and_names_are_expanded_once(split_log: list[Path]) ->
         ("notes.txt", "notes.txt is not a log by its name"),
         ("empty", "no log in the directory empty"),
         ("text.parquet", "cannot read the log text.parquet"),
+        ("samples.jsonl", "samples.jsonl is not a lifecycle log: not one of its 2 lines is a record"),
     ],
 )
 def test_what_is_no_log_is_refused_by_name(
@@ -69,6 +70,7 @@ def test_what_is_no_log_is_refused_by_name(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("hello\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "samples.jsonl").write_text('{"id": "a"}\n{"id": "b"}\n')
     (tmp_path / "text.parquet").write_text("hello\n")
     with pytest.raises(ConfigurationError) as caught:
         Warehouse(find_sources([argument]))
