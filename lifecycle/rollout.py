@@ -103,6 +103,7 @@ class Rollout(RolloutCursor):
         "disposition",
         "entered_at",
         "epoch",
+        "fenced",
         "finish_reason",
         "fruitless",
         "logprobs",
@@ -147,6 +148,7 @@ class Rollout(RolloutCursor):
         self.rid: str | None = None
         self.seq = 0
         self.epoch = 0
+        self.fenced = False
         self.entered_at = now
         self.submitted_at = now
         self.disposition = Disposition.NONE

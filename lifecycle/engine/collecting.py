@@ -146,7 +146,8 @@ class Collection:
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._stop()
-                await self._give_back()
+                with anyio.move_on_after(self._core.settings.close_timeout):  # a store may stand still
+                    await self._give_back()
             raise
 
     # -- in ----------------------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ class Collection:
         return {verdict: self._announce(verdict, groups) for verdict, groups in doors.items()}
 
     def _announce(self, verdict: Verdict, groups: list[LiveGroup]) -> tuple[Members, ...]:
-        kept = [group for group in groups if not any(m.id in self._core.fenced for m in group.members)]
+        kept = [group for group in groups if not any(m.fenced for m in group.members)]
         for group in kept:
             self._core.recorder.group(GROUP_RECORDS[verdict], group.members, began=group.began)
         if verdict is Verdict.SURPLUS:

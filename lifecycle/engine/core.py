@@ -22,7 +22,6 @@ from lifecycle.events import Accepted, ChannelData, EndKind, StreamEnd, StreamEv
 from lifecycle.machine import GateCursor
 from lifecycle.policy import OnAbort
 from lifecycle.rollout import Change, Rollout
-from lifecycle.snapshot import take_tail
 from lifecycle.states import (
     Disposition,
     FinishReason,
@@ -52,7 +51,6 @@ class Core:
         self.servers_paused = False
         self.attempts = 0
         self.give_ups = 0  # probes that failed after an outage had lasted too long
-        self.fenced: set[str] = set()
         self.waiters = Waiters()
         self.on_rest: list[Callable[[Rollout], None]] = []
         self.on_launch: Callable[[Flight], object] = _unset
@@ -318,15 +316,9 @@ class Core:
         if rollout.state is not source:
             self._rest(rollout)
 
-    def fence_lost(self) -> None:
-        """Fence what the store says another owner has taken over."""
-        for rollout_id in self.recorder.storage.take_fenced():
-            if rollout_id in self.rollouts:
-                self.fence(self.rollouts[rollout_id])
-
     def fence(self, rollout: Rollout) -> None:
         """Another owner has it: stop our copy, deliver nothing of it."""
-        self.fenced.add(rollout.id)
+        rollout.fenced = True
         rollout.by_caller = True
         if not rollout.at_rest:
             self.request_abort(rollout, Reason.FENCED, by_caller=True, timeout=self.settings.abort_timeout)
@@ -339,7 +331,7 @@ class Core:
             self.recorder.ledger.release(rollout)
 
     def _rest(self, rollout: Rollout) -> None:
-        if rollout.id in self.fenced:
+        if rollout.fenced:
             self._release(rollout)
         self.recorder.rest(rollout)
         if rollout.state is RolloutState.DISCARDED:
@@ -357,9 +349,15 @@ class Core:
     def checkpoint(self, flight: Flight, now: float) -> None:
         """Save what an attempt has gained since the last time."""
         rollout = flight.rollout
-        if len(rollout.tokens) > flight.saved_tokens and self.recorder.storage.enabled:
-            self.recorder.storage.append(take_tail(rollout, flight.saved_tokens), rollout.epoch)
+        if len(rollout.tokens) > flight.saved_tokens:
+            self.recorder.checkpoint(rollout, flight.saved_tokens)
         flight.saved_tokens, flight.saved_at = len(rollout.tokens), now
+
+    def checkpoint_all(self) -> None:
+        """Save what every attempt in flight has gained."""
+        now = self.clock.monotonic()
+        for flight in self.flights.values():
+            self.checkpoint(flight, now)
 
     # -- the gate ----------------------------------------------------------------------------------------------
 

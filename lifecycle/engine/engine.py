@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from random import Random
 from types import TracebackType
@@ -17,7 +17,7 @@ from lifecycle.engine.aborts import Aborts
 from lifecycle.engine.attempt import fly
 from lifecycle.engine.collecting import Collector, Filter, OnGroup
 from lifecycle.engine.core import Core
-from lifecycle.engine.delivery import deliver
+from lifecycle.engine.delivery import deliver, hear_store
 from lifecycle.engine.groups import Batch
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.intake import Intake
@@ -137,10 +137,11 @@ class LifecycleEngine:
             core.request_abort(rollout, reason, by_caller=False, timeout=self.settings.close_timeout)
         core.servers_paused = False
         with anyio.move_on_after(2 * self.settings.close_timeout):  # twice: only a bug of ours takes longer
-            await self._rested(live)
+            await self.rested(live)
         try:
             await core.recorder.storage.close()
         finally:
+            hear_store(core)
             core.recorder.stopped(str(reason), core.rollouts.values())
             self._journal.close()
 
@@ -162,7 +163,7 @@ class LifecycleEngine:
             return await handle.wait()
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True):
-                await self.abort([handle], reason=Reason.CANCELLED)
+                await self.abort_rollouts([handle.rollout], Reason.CANCELLED)
             raise
 
     async def abort(
@@ -173,13 +174,15 @@ class LifecycleEngine:
         reason: Reason | str = Reason.REQUESTED,
         timeout: float | None = None,
     ) -> AbortReport:
-        """End some rollouts, a group, or (with neither) all of ours; returns when all of them are at rest.
+        """End some rollouts, a group, or (with neither) all of ours; returns when all of them are at rest and saved.
 
         `reason` is a `Reason`, or words that are logged as they are. `timeout` (seconds, default `abort_timeout`)
-        is how long servers may take to answer. Others' requests are never touched.
+        is how long servers may take to answer, and then a store to save. Others' requests are never touched.
         """
-        rollouts = self._select(which, group)
-        return await self.abort_rollouts(rollouts, reason, timeout)
+        limit = self.settings.abort_timeout if timeout is None else timeout
+        report = await self.abort_rollouts(self._select(which, group), reason, limit)
+        await self.core.recorder.storage.settled(limit)
+        return report
 
     async def abort_all_on_servers(
         self, *, reason: Reason | str = Reason.REQUESTED, timeout: float | None = None
@@ -205,7 +208,7 @@ class LifecycleEngine:
                 self.core.request_abort(rollout, why, by_caller=True, timeout=limit, detail=words)
             if self._aborts.everything and not self.core.flights:
                 await self._aborts.sweep()
-            await self._rested(rollouts)
+            await self.rested(rollouts)
             receipts = tuple(self._aborts.receipts[seen:])
         finally:
             self._aborts.keep_receipts -= 1
@@ -247,16 +250,10 @@ class LifecycleEngine:
         )
 
     async def drain(self) -> None:
-        """Wait until every rollout of this engine is at rest."""
+        """Wait until every rollout of this engine is at rest, and saved."""
         while live := [rollout for rollout in self.core.rollouts.values() if not rollout.at_rest]:
-            await self._rested(live)
-
-    @asynccontextmanager
-    async def _weight_update(
-        self, version: str, mode: UpdateMode, *, exclusive: bool, timeout: float
-    ) -> AsyncIterator[None]:
-        async with self._updates.run(version, mode, exclusive=exclusive, timeout=timeout):
-            yield
+            await self.rested(live)
+        await self.core.recorder.storage.durable()
 
     def weight_update(
         self,
@@ -276,7 +273,7 @@ class LifecycleEngine:
         """
         self._check_open()
         limit = self.settings.update_timeout if timeout is None else timeout
-        return self._weight_update(version, UpdateMode(mode), exclusive=exclusive, timeout=limit)
+        return self._updates.run(version, UpdateMode(mode), exclusive=exclusive, timeout=limit)
 
     def resume(self) -> None:
         """Open the gate again after a weight update that failed."""
@@ -367,7 +364,8 @@ class LifecycleEngine:
         """Queue a rollout that is neither final nor on its way."""
         self._intake.go_on(rollout)
 
-    async def _rested(self, rollouts: Iterable[Rollout]) -> None:
+    async def rested(self, rollouts: Iterable[Rollout]) -> None:
+        """Wait until all of them are at rest."""
         for rollout in rollouts:
             while not rollout.at_rest:
                 await self.core.waiters.rest_event(rollout).wait()

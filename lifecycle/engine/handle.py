@@ -62,7 +62,7 @@ class RolloutHandle:
         while not self._rollout.at_rest:
             await core.waiters.rest_event(self._rollout).wait()
         await self._engine.deliver([(self._rollout, Disposition.DELIVERED)] if self._undelivered else [])
-        if self.id in core.fenced:
+        if self._rollout.fenced:
             raise Fenced(self.id, self._rollout.epoch, self._rollout.epoch + 1)
         return self.snapshot()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lifecycle.engine.delivery import hear_store
 from lifecycle.errors import DuplicateRollout, SnapshotError
 from lifecycle.policy import Policy
 from lifecycle.request import RolloutRequest
@@ -13,6 +14,7 @@ from lifecycle.states import Disposition, Reason, RolloutState
 
 if TYPE_CHECKING:
     from lifecycle.engine.engine import LifecycleEngine
+    from lifecycle.stores.protocol import Claimed
 
 
 class Intake:
@@ -73,10 +75,10 @@ class Intake:
         """Claim what the store holds; see `LifecycleEngine.restore`."""
         engine, core = self._engine, self._engine.core
         claim = await core.recorder.storage.claim(force=force)
+        hear_store(core)  # of the copies here that the claim has overtaken
         rollouts: list[Rollout] = []
         for claimed in claim.claimed:
-            if claimed.snapshot.id in core.rollouts:
-                core.rollouts[claimed.snapshot.id].epoch = claimed.epoch
+            if await self._still_ours(claimed):
                 continue
             rollout = revive(claimed.snapshot, now=core.clock.monotonic(), policy=engine.policy)
             rollout.epoch = claimed.epoch
@@ -88,6 +90,18 @@ class Intake:
             for rollout in rollouts:
                 self.go_on(rollout)
         return rollouts, claim.unreadable
+
+    async def _still_ours(self, claimed: Claimed) -> bool:
+        """Whether our living copy goes on, under the new epoch. If another owner wrote since, it ends instead."""
+        rollout = self._engine.core.rollouts.get(claimed.snapshot.id)
+        if rollout is None:
+            return False
+        if claimed.snapshot.process == self._engine.process_id and not rollout.fenced:
+            rollout.epoch = claimed.epoch
+            return True
+        self._engine.core.fence(rollout)
+        await self._engine.rested([rollout])
+        return False
 
 
 def _is_same(known: Rollout, snapshot: Snapshot) -> bool:

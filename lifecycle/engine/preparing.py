@@ -34,6 +34,7 @@ def _now(core: Core, rollout: Rollout, ids: tuple[int, ...]) -> None:
     core.preparing.discard(rollout.id)
     core.outage.probe_ended()
     rollout.prompt_ids = ids
+    core.recorder.save(rollout)  # another process must go on from these ids, not from its own
     if rollout.state is RolloutState.PENDING:
         core.enqueue(rollout)
 

@@ -30,7 +30,7 @@ from lifecycle.log.records import (
 )
 from lifecycle.machine import TABLES
 from lifecycle.rollout import Change, Rollout
-from lifecycle.snapshot import Snapshot, take
+from lifecycle.snapshot import Snapshot, take, take_tail
 from lifecycle.states import Disposition, Outcome, Trigger
 from lifecycle.versions import VersionOrder
 
@@ -124,16 +124,21 @@ class Recorder:
         self.save(rollout)
 
     def save(self, rollout: Rollout, *, rollback: bool = False) -> None:
-        """Hand a whole snapshot to the store."""
-        if self.storage.enabled:
+        """Hand a whole snapshot to the store; not of what is another owner's by now, whatever epoch we hold."""
+        if self.storage.enabled and not rollout.fenced:
             self.storage.put(
                 take(rollout, self.journal.identity.process_id), rollout.epoch, rollback=rollback
             )
 
+    def checkpoint(self, rollout: Rollout, start: int) -> None:
+        """Hand what a rollout in flight has gained since `start` to the store."""
+        if self.storage.enabled and not rollout.fenced:
+            self.storage.append(take_tail(rollout, start), rollout.epoch)
+
     def mark(self, rollout: Rollout, disposition: Disposition) -> None:
         """Hand a disposition to the store; the log line follows when it is durable (`disposed`)."""
         rollout.disposition = disposition
-        if self.storage.enabled:
+        if self.storage.enabled and not rollout.fenced:
             self.storage.mark(rollout.id, disposition, rollout.epoch)
 
     def disposed(self, rollout: Rollout, reason: str | None = None) -> None:
@@ -184,6 +189,19 @@ class Recorder:
                 rid=rid,
                 kind=anomaly.kind,
                 detail=shorten(anomaly.detail) or "",
+            )
+        )
+
+    def refused(self, rollout_id: str, rollout: Rollout | None, error: Exception) -> None:
+        """Write down that the store refused a write of a rollout for good; it may have left the registry since."""
+        self.journal.emit(
+            StreamAnomaly(
+                **self._common(),
+                rollout_id=rollout_id,
+                attempt=0 if rollout is None else rollout.attempt,
+                rid=None if rollout is None else rollout.rid,
+                kind="snapshot_refused",
+                detail=shorten(str(error)) or type(error).__name__,
             )
         )
 

@@ -43,7 +43,8 @@ class EngineSettings:
     `abort_resend` is the first pause before an unanswered abort is sent again; it doubles up to `abort_resend_max`.
     After `unreachable_timeout` without any accepted request, rollouts come to rest as `unreachable`.
     A checkpoint is saved after `checkpoint_tokens` new tokens or `checkpoint_seconds`, whichever comes first.
-    `lease_seconds` is how long a dead owner keeps its rollouts from others.
+    `lease_seconds` is how long a dead owner keeps its rollouts from others. While a store stands still, `submit` is
+    refused once `backlog_rollouts` or `backlog_bytes` wait to be saved.
     """
 
     max_in_flight: int = 512
@@ -59,11 +60,13 @@ class EngineSettings:
     checkpoint_tokens: int = 512
     checkpoint_seconds: float = 10.0
     lease_seconds: float = 60.0
+    backlog_rollouts: int = 16_384
+    backlog_bytes: int = 512 * 1024 * 1024
     flush_seconds: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work, by name."""
-        for name in ("max_in_flight", "checkpoint_tokens"):
+        for name in ("max_in_flight", "checkpoint_tokens", "backlog_rollouts", "backlog_bytes"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigurationError(f"{name} must be a whole number from 1, not {value!r}")

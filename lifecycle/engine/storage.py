@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
+from lifecycle.engine.hop import outcome
 from lifecycle.engine.settings import EngineSettings
+from lifecycle.errors import StoreUnavailable
 from lifecycle.log.journal import Journal
 from lifecycle.snapshot import Snapshot, Tail
 from lifecycle.states import Disposition
 from lifecycle.stores.inline import InlineWriter
 from lifecycle.stores.protocol import Claim, SnapshotStore
 from lifecycle.stores.writer import StoreWriter, WriterSettings
-
-T = TypeVar("T")
 
 
 class Storage:
@@ -47,7 +46,11 @@ class Storage:
             store,
             owner=owner,
             journal=journal,
-            settings=WriterSettings(ttl=ttl),
+            settings=WriterSettings(
+                ttl=ttl,
+                max_operations=self._settings.backlog_rollouts,
+                max_bytes=self._settings.backlog_bytes,
+            ),
             on_fenced=self._fenced.append,
             on_error=self._refused,
         )
@@ -83,13 +86,23 @@ class Storage:
     async def durable(self) -> None:
         """Wait until everything queued so far is on disk."""
         if self.writer is not None:
-            await _outcome(self.writer.flush())
+            await outcome(self.writer.flush())
+
+    async def settled(self, within: float) -> None:
+        """The same for at most `within` seconds, for callers who have something to tell in either case."""
+        with suppress(StoreUnavailable), anyio.move_on_after(within):
+            await self.durable()
 
     async def claim(self, *, force: bool) -> Claim:
-        """Become the owner of what is stored and unfinished."""
+        """Become the owner of what is stored and unfinished.
+
+        What is queued goes out first, under the epochs it was queued with. A store that does not answer says so
+        itself, to the claim.
+        """
         if self.writer is None:
             return Claim(())
-        return await _outcome(self.writer.claim(force=force))
+        await self.settled(self._settings.control_timeout)
+        return await outcome(self.writer.claim(force=force))
 
     def take_fenced(self) -> list[str]:
         """Ids that another owner has taken over since the last call."""
@@ -117,10 +130,7 @@ class Storage:
         if isinstance(writer, InlineWriter):
             writer.close()
             return
-        await anyio.to_thread.run_sync(lambda: writer.close(self._settings.close_timeout))
-
-
-async def _outcome(future: Future[T]) -> T:
-    if not future.done():
-        await anyio.to_thread.run_sync(wait_for, [future], abandon_on_cancel=True)
-    return future.result()
+        own = anyio.CapacityLimiter(
+            1
+        )  # whoever has used up the threads of the process must not keep us from closing
+        await anyio.to_thread.run_sync(lambda: writer.close(self._settings.close_timeout), limiter=own)

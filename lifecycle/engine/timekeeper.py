@@ -8,6 +8,7 @@ import anyio
 
 from lifecycle.engine.aborts import Aborts, PendingAbort
 from lifecycle.engine.core import Core
+from lifecycle.engine.delivery import hear_store
 from lifecycle.states import GateState, Reason, RolloutState
 
 
@@ -61,7 +62,7 @@ class Timekeeper:
         for flight in core.flights.values():
             if now - flight.saved_at >= core.settings.checkpoint_seconds:
                 core.checkpoint(flight, now)
-        core.fence_lost()
+        hear_store(core)
         core.recorder.journal.flush()
 
     def _stalled(self, now: float) -> None:

@@ -78,6 +78,7 @@ class Updates:
             await anyio.sleep(POLL_SECONDS)
             receipts = await self._backend.pause(mode, deadline=limit)
             core.recorder.receipts(f"pause_{mode}", receipts)
+        core.checkpoint_all()  # the block that follows is where trainers die
 
     async def _abort_ours(self, *, exclusive: bool) -> None:
         core, engine = self._engine.core, self._engine
