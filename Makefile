@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 WORKERS ?= 2
+# Every arc of both machines must be taken by the ordinary tests.
+ARCS := -p lifecycle.pytest_plugin --lifecycle-coverage --lifecycle-coverage-fail-under=100
+# The folders that ordinary runs leave out are named, so that setting is replaced.
+HEAVY := --override-ini addopts='--strict-markers --strict-config --import-mode=importlib'
 
 .PHONY: demo test test-all check format live bench diagrams coverage clean help
 
@@ -20,14 +24,14 @@ demo: $(STAMP)  ## the main job on the embedded server, in under a minute
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP)  ## the ordinary tests: pip only, under 3 minutes on 2 cores
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(ARCS)
 
 test-all: $(STAMP)  ## what needs more than pip: crashes, PostgreSQL, a browser, a real SGLang
-	$(BIN)/python -m pytest tests/heavy -q --override-ini addopts='--strict-markers --strict-config'
+	$(BIN)/python -m pytest tests/heavy -q $(HEAVY)
 	$(MAKE) live
 
 live: $(STAMP)  ## the contract suite against a real SGLang and its router, on the CPU
-	$(BIN)/python -m pytest tests/live -q -p no:xdist --override-ini addopts='--strict-markers --strict-config'
+	$(BIN)/python -m pytest tests/live -q -p no:xdist $(HEAVY)
 
 check: $(STAMP)  ## format, lint, types, floors, exports, generated files
 	$(BIN)/ruff format --check .

@@ -8,8 +8,6 @@ import pytest
 
 from tests.heavy.postgres_server import NoServer, PostgresServer
 
-pytest.register_assert_rewrite("lifecycle.testing.stores")
-
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PostgresServer]:
