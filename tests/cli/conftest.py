@@ -43,7 +43,9 @@ def prompts(tmp_path: Path) -> Callable[..., Path]:
 
     def write(*lines: dict[str, Any] | str) -> Path:
         file = tmp_path / "prompts.jsonl"
-        file.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+        file.write_text(
+            "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        )
         return file
 
     return write

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import lifecycle
 
 from lifecycle.cli.prompts import Sampling, fingerprint, read_prompts
 from lifecycle.errors import ConfigurationError
+from tests.cli.conftest import lifecycle
 
 Write = Callable[..., Path]
 ONE = Sampling(samples_per_prompt=1, max_new_tokens=8)
@@ -19,7 +19,10 @@ def test_a_prompt_becomes_a_group_of_n_requests(prompts: Write) -> None:
     file = prompts({"id": "a", "prompt": "x"}, "", {"input_ids": [1, 2], "max_new_tokens": 3})
     first, second = read_prompts(file, Sampling(samples_per_prompt=2, max_new_tokens=8, seed=5))
     assert [request.id for request in first.requests] == ["a/0", "a/1"]
-    assert [(r.group, r.group_size, r.index, r.text) for r in first.requests] == [("a", 2, 0, "x"), ("a", 2, 1, "x")]
+    assert [(r.group, r.group_size, r.index, r.text) for r in first.requests] == [
+        ("a", 2, 0, "x"),
+        ("a", 2, 1, "x"),
+    ]
     assert second.group_id == "p3"
     assert second.requests[0].prompt_ids == (1, 2)
     assert (first.requests[0].max_new_tokens, second.requests[0].max_new_tokens) == (8, 3)

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import lifecycle, samples
 
 from adapters.sglang.simulator import SimulatedCluster
 from lifecycle.log import LogLine, read_log
 from lifecycle.log.records import EngineStopped, RolloutRestored, RolloutTransition
 from lifecycle.machine import ROLLOUT
 from lifecycle.states import REST_STATES, RolloutState, Trigger
+from tests.cli.conftest import lifecycle, samples
 
 Write = Callable[..., Path]
 FAST = ("--sim-tokens-per-second", "400", "--no-progress")
@@ -99,7 +99,9 @@ def test_going_on_with_nothing_left_changes_nothing(tmp_path: Path, uninterrupte
         (("--seed", 9), "other prompts"),
     ],
 )
-def test_resuming_something_else_is_refused(uninterrupted: Path, change: tuple[object, ...], words: str) -> None:
+def test_resuming_something_else_is_refused(
+    uninterrupted: Path, change: tuple[object, ...], words: str
+) -> None:
     """Other prompts, another n or another length: exit 2, and what differs."""
     common = ("--samples-per-prompt", 4, "--max-new-tokens", 200)
     done = lifecycle("run", PROMPTS, "--out", uninterrupted, "--resume", *common, *FAST, *change)
@@ -125,7 +127,9 @@ def test_resume_of_nothing_starts(tmp_path: Path, prompts: Write) -> None:
 def test_a_server_that_is_not_there_is_one_clear_sentence(tmp_path: Path, prompts: Write) -> None:
     """Exit 1, the URL, no traceback; and the run can go on later."""
     file = prompts({"input_ids": [1]})
-    done = lifecycle("run", file, "--out", tmp_path / "out", "--server", "http://127.0.0.1:9", "--no-progress")
+    done = lifecycle(
+        "run", file, "--out", tmp_path / "out", "--server", "http://127.0.0.1:9", "--no-progress"
+    )
     assert done.returncode == 1
     assert "cannot reach http://127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
@@ -212,7 +216,11 @@ def test_named_servers_are_used_and_keys_are_never_shown(tmp_path: Path, prompts
     assert refused.returncode == 1
     assert "HTTP 401" in refused.stderr
     assert samples(out)["p1/0"]["text"]
-    for text in (done.stdout, done.stderr, *(f.read_bytes().decode("latin-1") for f in out.iterdir() if f.is_file())):
+    for text in (
+        done.stdout,
+        done.stderr,
+        *(f.read_bytes().decode("latin-1") for f in out.iterdir() if f.is_file()),
+    ):
         assert secret not in text
 
 
@@ -220,7 +228,17 @@ class running:  # noqa: N801  reads as a statement
     """A run that goes on until the test stops it."""
 
     def __init__(self, file: Path, out: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "lifecycle", "run", str(file), "--out", str(out), "--no-progress", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "lifecycle",
+            "run",
+            str(file),
+            "--out",
+            str(out),
+            "--no-progress",
+            *options,
+        ]
         self.said = out.with_suffix(".said")
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(command, stdout=said, stderr=said)
@@ -280,7 +298,9 @@ def alive(pid: int) -> bool:
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(tmp_path: Path, prompts: Write) -> None:
     """States, rate and aborts, on standard error; the table on standard output."""
-    ids = [{"input_ids": [n], "sampling_params": {"ignore_eos": True}, "max_new_tokens": 60} for n in range(3)]
+    ids = [
+        {"input_ids": [n], "sampling_params": {"ignore_eos": True}, "max_new_tokens": 60} for n in range(3)
+    ]
     done = lifecycle("run", prompts(*ids), "--out", tmp_path / "out", "--sim-tokens-per-second", 20)
     assert done.returncode == 0, done.stderr
     assert re.search(r"groups 0 \| partial 3 \| \d+ tokens/s", done.stderr)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
-import walked_logs as logs
 from click.testing import CliRunner, Result
 
 from lifecycle.cli.diagram import FORMATS, diagram
 from lifecycle.cli.log_figures import Reading, figures_of, quantile
 from lifecycle.diagram import live_charts, to_json
 from lifecycle.log.records import RolloutTransition
+from tests.diagram import walked_logs as logs
 
 
 def run(*arguments: str | Path) -> Result:
