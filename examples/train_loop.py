@@ -48,14 +48,14 @@ def useful(group: Sequence[Snapshot]) -> bool:
     return pstdev(map(reward, group)) > 0.12
 
 
-def train(batch: Batch) -> float:
+def train(batch: Batch, policy: Policy) -> float:
     """Advantages within each group; a trainer would take its gradient step with them here."""
     size = 0.0
     for group in batch.groups:
         rewards = [reward(sample) for sample in group]
         advantages = [(one - mean(rewards)) / (pstdev(rewards) + 1e-6) for one in rewards]
         size += sum(
-            abs(advantage) * sum(sample.loss_mask())
+            abs(advantage) * sum(policy.loss_mask(sample))
             for advantage, sample in zip(advantages, group, strict=True)
         )
     return size
@@ -83,7 +83,9 @@ async def main(log: str | None) -> None:
     ) as servers:
         async with (
             SGLangBackend(servers.urls) as backend,
-            LifecycleEngine(backend, log=log, version="0", policy=Policy(max_staleness=2)) as engine,
+            LifecycleEngine(
+                backend, log=log, version="0", policy=Policy(max_staleness=2, mask_off_policy=True)
+            ) as engine,
         ):
             source = prompts()
             for engine.step in range(1, STEPS + 1):
@@ -91,7 +93,7 @@ async def main(log: str | None) -> None:
                     source, target=GROUPS, filter=useful, max_groups=int(GROUPS * OVER_SAMPLING)
                 )
                 async with engine.weight_update(str(engine.step)):
-                    train(batch)
+                    train(batch, engine.policy)
                 print(account(engine.step, batch))
             books = engine.ledger()
             print(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from lifecycle.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lifecycle.snapshot import Snapshot
 
 
 class OnAbort(StrEnum):
@@ -23,8 +27,8 @@ class Policy:
     `max_attempts` counts only consecutive attempts that brought no token for a reason attributable to the request
     itself. `max_staleness` is in published weight versions: a rollout whose oldest token is further behind the
     current version than this is restarted from the prompt at dispatch or resume, and gets the disposition `stale`
-    at delivery; None switches it off. `mask_off_policy` zeroes the loss mask of tokens older than the version
-    current at delivery. `max_carries` is the starvation guard: a rollout carried that often is dispatched before
+    at delivery; None switches it off. `mask_off_policy` zeroes the loss mask of tokens older
+    than the newest of their own sample, see `loss_mask`. `max_carries` is the starvation guard: a rollout carried that often is dispatched before
     any that was not. `eos_token_ids` are the model's end-of-sequence ids: a prefix that ends with one is complete
     and is not resumed (an abort may overtake the end that the model had just sampled). Back-off times are in seconds; each is multiplied by a random factor in [0.5, 1).
     """
@@ -58,6 +62,19 @@ class Policy:
             )
         if self.max_carries < 1:
             raise ConfigurationError(f"max_carries must be at least 1, not {self.max_carries}")
+
+    def loss_mask(self, sample: Snapshot) -> list[int]:
+        """1 for each token of a sample to train on, 0 for the others.
+
+        With `mask_off_policy` a token is masked when its version is not that of the sample's last token: the kept
+        prefix of a sample that was resumed under newer weights, and nothing of a sample that finished under the
+        weights it began with, however late it is delivered. Where the last token's version is unknown nothing is
+        masked; where only an earlier one's is, that token is.
+        """
+        last = sample.spans[-1] if sample.spans else None
+        if not self.mask_off_policy or last is None or last.end != len(sample.tokens):
+            return sample.loss_mask()
+        return sample.loss_mask(last.version)
 
 
 DEFAULT_POLICY = Policy()

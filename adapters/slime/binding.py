@@ -11,6 +11,7 @@ from uuid import uuid4
 from lifecycle.engine import LifecycleEngine
 from lifecycle.errors import ConfigurationError
 from lifecycle.events import VersionSpan
+from lifecycle.policy import Policy
 from lifecycle.request import RolloutRequest
 from lifecycle.rollout import Rollout
 from lifecycle.snapshot import Snapshot
@@ -176,11 +177,11 @@ def _spans(sample: Any, tokens: int) -> list[VersionSpan] | None:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes snapshots back to samples. `mask_off_policy`: see `Settings`; `skip_special`: of the decoded text."""
+    """Writes snapshots back to samples. `policy` masks off-policy tokens or not; `skip_special`: of decoded text."""
 
     args: Any
     tokenizer: Any
-    mask_off_policy: bool = False
+    policy: Policy
     skip_special: bool = False
 
     def write(self, sample: Any, snapshot: Snapshot) -> None:
@@ -218,19 +219,11 @@ class Writer:
         if not sample.response_length:
             return
         mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
-        newest = _newest_version(snapshot)
-        kept = [1] * len(mask)
-        if self.mask_off_policy and newest is not None:
-            kept = snapshot.loss_mask(newest)
+        kept = self.policy.loss_mask(snapshot)
         sample.loss_mask = [
             0 if position in untrainable else old & new
             for position, (old, new) in enumerate(zip(mask, kept, strict=True))
         ]
-
-
-def _newest_version(snapshot: Snapshot) -> str | None:
-    last = snapshot.spans[-1] if snapshot.spans else None
-    return last.version if last is not None and last.end == len(snapshot.tokens) else None
 
 
 def _append(args: Any, sample: Any, snapshot: Snapshot, base: int) -> set[int]:

@@ -36,7 +36,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any]) -
     runtime = runtime_for(args)
     item = item_of(args, sample, sampling_params, state.tokenizer, _place(args, sample))
     skip = bool(sampling_params.get("skip_special_tokens", True))
-    writer = Writer(args, state.tokenizer, runtime.settings.mask_off_policy, skip)
+    writer = Writer(args, state.tokenizer, runtime.policy(keep=True), skip)
     ticket = Ticket(runtime, item, keep=bool(getattr(args, "partial_rollout", False)))
     running = asyncio.wrap_future(runtime.thread.start(ticket.run))
     cancelled = await _settle(state, ticket, running)

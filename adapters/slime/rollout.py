@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -50,10 +51,11 @@ class Step:
         self._state = framework.generate_state(args)
         self._params = dict(self._state.sampling_params)
         self._keep = bool(getattr(args, "partial_rollout", False))
-        mask = self._keep and bool(getattr(args, "mask_offpolicy_in_partial_rollout", False))
         skip = bool(self._params.get("skip_special_tokens", True))
-        masked = runtime.settings.mask_off_policy or mask
-        self._writer = Writer(args, self._state.tokenizer, masked, skip)
+        mask = self._keep and bool(getattr(args, "mask_offpolicy_in_partial_rollout", False))
+        policy = runtime.policy(keep=self._keep)
+        self._policy = replace(policy, mask_off_policy=policy.mask_off_policy or mask)
+        self._writer = Writer(args, self._state.tokenizer, self._policy, skip)
         self._loop: asyncio.AbstractEventLoop
         self._drawing = anyio.Lock()
         self._over = False
@@ -81,11 +83,10 @@ class Step:
     async def _collect(self, wanted: int, so_far: list[OpenGroup]) -> list[OpenGroup]:
         runtime, thread = self._runtime, self._runtime.thread
         room = max(wanted, int(getattr(self._args, "over_sampling_batch_size", None) or 0))
-        policy = runtime.policy(keep=self._keep)
 
         async def collect() -> Batch:
             thread.engine.step = self._rollout_id
-            thread.engine.policy = policy
+            thread.engine.policy = self._policy
             try:
                 return await thread.engine.collect(
                     self._draw(), target=wanted, filter=self._accept, max_groups=room

@@ -26,7 +26,7 @@ class Settings:
     - `max_staleness`, `max_attempts`, `max_carries`: see `lifecycle.Policy`.
     - `workers`: URLs of the servers behind the router, instead of asking it.
     - `api_key_env`: name of the environment variable that holds the servers' key.
-    - `transport`: `auto`, `httpx` or `aiohttp`.
+    - `transport`: `auto`, `fast` or `httpx`.
     """
 
     url: str
