@@ -6,6 +6,7 @@ What the brains say goes through the adapter's own decoder, as bytes, cut where 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from itertools import count
 
 import anyio
@@ -56,8 +57,9 @@ class BrainBackend:
             return
         self.open += 1
         try:
-            async for batch in self._read(brain, request, call):
-                yield batch
+            async with aclosing(self._read(brain, request, call)) as batches:
+                async for batch in batches:
+                    yield batch
         finally:
             self.open -= 1
             request.on_ready = None
