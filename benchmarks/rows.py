@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("aiohttp", "httptools", "httpx", "anyio", "msgspec", "structlog", "duckdb")
+PACKAGES = ("httptools", "httpx", "anyio", "msgspec", "structlog", "duckdb")
 
 
 @dataclass(frozen=True, slots=True)

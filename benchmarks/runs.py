@@ -17,7 +17,6 @@ BASELINE = "baseline"
 FLOOR = "floor"
 FAST = "product:transport=auto"
 PLAIN = "product:transport=httpx"
-AIOHTTP = "product:transport=aiohttp"
 START_S = 120.0
 
 

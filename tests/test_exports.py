@@ -80,7 +80,7 @@ HEAVY = {
     "asyncio",
     "trio",
     "httpx",
-    "aiohttp",
+    "httptools",
     "sqlite3",
     "psycopg",
     "duckdb",
@@ -98,14 +98,14 @@ HEAVY = {
         ("from lifecycle import ROLLOUT", HEAVY | {"structlog", "lifecycle.engine"}),
         ("from lifecycle import RolloutRequest, Snapshot, RolloutState", HEAVY | {"lifecycle.engine"}),
         ("import lifecycle.log", HEAVY - {"asyncio", "rich"} | {"lifecycle.engine", "lifecycle.stores"}),
-        ("import lifecycle.analysis", {"anyio", "trio", "httpx", "aiohttp", "psycopg", "sqlite3", "duckdb"}),
+        ("import lifecycle.analysis", {"anyio", "trio", "httpx", "httptools", "psycopg", "sqlite3", "duckdb"}),
         (
             "import lifecycle.diagram",
-            {"anyio", "trio", "httpx", "aiohttp", "psycopg", "sqlite3", "duckdb", "structlog"},
+            {"anyio", "trio", "httpx", "httptools", "psycopg", "sqlite3", "duckdb", "structlog"},
         ),
         (
             "from lifecycle import LifecycleEngine",
-            {"trio", "httpx", "aiohttp", "psycopg", "duckdb", "click", "torch"},
+            {"trio", "httpx", "httptools", "psycopg", "duckdb", "click", "torch"},
         ),
     ],
 )

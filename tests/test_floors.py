@@ -49,7 +49,7 @@ FLOORS: list[tuple[int, tuple[str, ...]]] = [
             "lifecycle.diagram",
         ),
     ),
-    (3, ("lifecycle.engine", "lifecycle.thread", "lifecycle.testing")),
+    (3, ("lifecycle.engine", "lifecycle.metrics", "lifecycle.thread", "lifecycle.testing")),
     (4, ("adapters",)),
     (5, ("lifecycle.cli", "lifecycle.__main__", "lifecycle.pytest_plugin")),
 ]
@@ -71,7 +71,7 @@ BESIDE = {
         "lifecycle._version",
     ),
 }
-OUTSIDE = {"httpx", "aiohttp", "sglang", "slime", "torch", "ray", "starlette", "uvicorn"}
+OUTSIDE = {"httpx", "httptools", "sglang", "slime", "torch", "ray", "starlette", "uvicorn"}
 
 
 def module_of(path: Path) -> str:

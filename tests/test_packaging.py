@@ -18,7 +18,7 @@ OPTIONAL = (
     "duckdb",
     "zstandard",
     "psycopg",
-    "aiohttp",
+    "httptools",
     "prometheus_client",
     "pytest",
 )

@@ -57,7 +57,7 @@ class SGLangBackend:
     - `strategy`: how aborts are made, see `Strategy`. `abort_all` is not a strategy to choose: it is what
       `abort(everything=True)` does.
     - `max_connections`: the most streams that will be open at once (None: no limit is set here).
-    - `transport`: `aiohttp` (extra `fast`, asyncio only), `httpx`, or `auto`: aiohttp where that is possible.
+    - `transport`: `fast` (the extra of that name, asyncio only), `httpx`, or `auto`: fast where that is possible.
     - `client`: an `httpx.AsyncClient` of yours for the streams; it is checked, used, and not closed.
     - `text`: whether slices carry text (never needed to resume).
     - `tokenizer`: called with a text prompt, returns its token ids; without it a worker is asked.
@@ -134,7 +134,7 @@ class SGLangBackend:
 
     @property
     def transport(self) -> str:
-        """The transport in use: `aiohttp` or `httpx`."""
+        """The transport in use: `fast` or `httpx`."""
         return self._parts.streams.name
 
     @property

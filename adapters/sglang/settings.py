@@ -15,7 +15,7 @@ from adapters.sglang.aborting import Strategy
 from adapters.sglang.transport import DEFAULT_IN_FLIGHT, HttpxTransport, Transport, check_client
 from lifecycle.errors import ConfigurationError
 
-TRANSPORTS = ("auto", "aiohttp", "httpx")
+TRANSPORTS = ("auto", "fast", "httpx")
 CHOICES = (Strategy.AUTO, Strategy.FANOUT, Strategy.CLOSE)
 Number = TypeVar("Number", int, float)
 SPARE_FILES = 64
@@ -34,8 +34,8 @@ class TransportSettings:
     def __post_init__(self) -> None:
         if self.name not in TRANSPORTS:
             raise ConfigurationError(f"transport must be one of {', '.join(TRANSPORTS)}, not {self.name!r}")
-        if self.client is not None and self.name == "aiohttp":
-            raise ConfigurationError("client= is an httpx client: it cannot be used with transport='aiohttp'")
+        if self.client is not None and self.name == "fast":
+            raise ConfigurationError("client= is an httpx client: it cannot be used with transport='fast'")
         if self.max_connections is not None and not (
             type(self.max_connections) is int and self.max_connections > 0
         ):
@@ -50,24 +50,24 @@ class TransportSettings:
         """One transport for streams and one for control calls, for the event loop that runs now."""
         check_files(self.max_connections)
         if self._fast():
-            from adapters.sglang.transport_aiohttp import AiohttpTransport  # noqa: PLC0415  (an extra)
+            from adapters.sglang.transport_fast import FastTransport  # noqa: PLC0415  (an extra)
 
             timeout = self.connect_timeout
-            return AiohttpTransport(connect_timeout=timeout), AiohttpTransport(connect_timeout=timeout)
+            return FastTransport(connect_timeout=timeout), FastTransport(connect_timeout=timeout)
         streams = HttpxTransport(connect_timeout=self.connect_timeout, client=self.client)
         return streams, HttpxTransport(connect_timeout=self.connect_timeout)
 
     def _fast(self) -> bool:
-        """Whether aiohttp is to be used. Raises ConfigurationError where it was asked for and cannot be."""
+        """Whether the fast transport is to be used. Raises ConfigurationError where it was asked for and cannot be."""
         if self.name == "httpx" or self.client is not None:
             return False
         problem = None
-        if find_spec("aiohttp") is None:
-            problem = "aiohttp is not installed: pip install 'rollout-lifecycle[fast]'"
+        if find_spec("httptools") is None:
+            problem = "httptools is not installed: pip install 'rollout-lifecycle[fast]'"
         elif not on_asyncio():
-            problem = "aiohttp runs on asyncio only: use transport='httpx' here"
-        if problem is not None and self.name == "aiohttp":
-            raise ConfigurationError(f"transport='aiohttp': {problem}")
+            problem = "it runs on asyncio only: use transport='httpx' here"
+        if problem is not None and self.name == "fast":
+            raise ConfigurationError(f"transport='fast': {problem}")
         return problem is None
 
 

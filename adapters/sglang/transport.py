@@ -1,7 +1,7 @@
 """How bytes get to a server and back: one small interface, and the plain httpx implementation of it.
 
 Streams have no read time-out (a paused or queued request is silent for as long as that lasts) and connections
-enough for everything in flight; `adapters.sglang.transport_aiohttp` is the faster implementation, for asyncio.
+enough for everything in flight; `adapters.sglang.transport_fast` is the faster implementation, for asyncio.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Response(Protocol):
     """One answer, its body not read yet."""
 
     status: int
-    headers: Mapping[str, str]  # names are case-insensitive
+    headers: Mapping[str, str]  # to be asked in lower case
 
     async def read(self) -> bytes:
         """What the last socket read brought, b"" at the end of the body.

@@ -64,10 +64,10 @@ Try it:
 )
 @click.option(
     "--transport",
-    type=click.Choice(["auto", "aiohttp", "httpx"]),
+    type=click.Choice(["auto", "fast", "httpx"]),
     default="auto",
     show_default=True,
-    help="HTTP client of the streams; auto takes aiohttp where the fast extra is installed.",
+    help="HTTP client of the streams; auto takes fast where the extra of that name is installed.",
 )
 @click.option(
     "--unreachable-timeout",

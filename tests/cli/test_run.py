@@ -148,7 +148,7 @@ def test_a_target_beyond_the_prompts_ends_short(tmp_path: Path, prompts: Write) 
     ("options", "words"),
     [
         (("--target", "0"), "--target"),
-        (("--transport", "carrier-pigeon"), "'auto', 'aiohttp', 'httpx'"),
+        (("--transport", "carrier-pigeon"), "'auto', 'fast', 'httpx'"),
         (("--samples-per-prompt", "many"), "--samples-per-prompt"),
         (("--no-such-option",), "No such option"),
         (("--api-key-env", "NOT_SET_ANYWHERE"), "NOT_SET_ANYWHERE"),

@@ -9,7 +9,7 @@ import pytest
 
 from adapters.sglang import SGLangBackend
 
-RUNTIMES = ("asyncio-httpx", "asyncio-aiohttp", "trio-httpx")
+RUNTIMES = ("asyncio-httpx", "asyncio-fast", "trio-httpx")
 
 
 @pytest.fixture(params=RUNTIMES)

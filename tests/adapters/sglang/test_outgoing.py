@@ -203,7 +203,7 @@ class TestTargets:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"transport": "curl"}, "transport must be one of auto, aiohttp, httpx, not 'curl'"),
+        ({"transport": "curl"}, "transport must be one of auto, fast, httpx, not 'curl'"),
         ({"max_connections": 0}, "max_connections must be at least 1 or None, not 0"),
         ({"max_connections": 2.5}, "max_connections must be at least 1"),
         ({"connect_timeout": 0}, "connect_timeout must be a number above 0"),

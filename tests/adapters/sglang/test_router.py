@@ -38,7 +38,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[SimulatedCluster]:
 @pytest.fixture
 def runtime(cluster: SimulatedCluster) -> str:
     """Each mode with another loop and transport: the router's part is the same on all."""
-    return {"incremental": "trio-httpx", "cumulative": "asyncio-aiohttp"}[cluster[0].brain.settings.mode]
+    return {"incremental": "trio-httpx", "cumulative": "asyncio-fast"}[cluster[0].brain.settings.mode]
 
 
 @pytest.fixture(scope="module")

@@ -542,7 +542,7 @@ class TestUse:
     async def test_auto(self, anyio_backend: str) -> None:
         """On asyncio the fast transport is chosen, elsewhere the plain one."""
         async with SGLangBackend("http://h:1") as backend:
-            assert backend.transport == ("aiohttp" if anyio_backend == "asyncio" else "httpx")
+            assert backend.transport == ("fast" if anyio_backend == "asyncio" else "httpx")
 
     async def test_auto_without_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the extra the plain transport is chosen; asking for the other names the install command."""
@@ -550,14 +550,14 @@ class TestUse:
         async with SGLangBackend("http://h:1") as backend:
             assert backend.transport == "httpx"
         with pytest.raises(ConfigurationError, match=r"pip install 'rollout-lifecycle\[fast\]'"):
-            await SGLangBackend("http://h:1", transport="aiohttp").__aenter__()
+            await SGLangBackend("http://h:1", transport="fast").__aenter__()
 
-    async def test_aiohttp_needs_asyncio(self, anyio_backend: str) -> None:
-        """Aiohttp on trio is refused with a way out."""
+    async def test_fast_needs_asyncio(self, anyio_backend: str) -> None:
+        """The fast transport on trio is refused with a way out."""
         if anyio_backend == "asyncio":
             return
         with pytest.raises(ConfigurationError, match="use transport='httpx'"):
-            await SGLangBackend("http://h:1", transport="aiohttp").__aenter__()
+            await SGLangBackend("http://h:1", transport="fast").__aenter__()
 
     async def test_client_of_the_caller(self) -> None:
         """A client of the caller's is used for streams, and left open."""
@@ -581,11 +581,11 @@ class TestUse:
                 pass
 
     async def test_client_of_another_kind(self) -> None:
-        """Something that is no httpx client is refused by its type; with aiohttp none can be given."""
+        """Something that is no httpx client is refused by its type; with the fast transport none can be given."""
         with pytest.raises(ConfigurationError, match=r"must be an httpx.AsyncClient, not int"):
             SGLangBackend("http://h:1", client=3)
-        with pytest.raises(ConfigurationError, match="cannot be used with transport='aiohttp'"):
-            SGLangBackend("http://h:1", client=3, transport="aiohttp")
+        with pytest.raises(ConfigurationError, match="cannot be used with transport='fast'"):
+            SGLangBackend("http://h:1", client=3, transport="fast")
 
     async def test_many_streams_at_once(self, backend_of: Make) -> None:
         """More streams than one pool holds run side by side."""

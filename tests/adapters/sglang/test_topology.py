@@ -133,7 +133,7 @@ FAILURES: dict[str, tuple[Script, Finding]] = {
 }
 
 
-@pytest.mark.parametrize("runtime", ["asyncio-aiohttp"], indirect=True)
+@pytest.mark.parametrize("runtime", ["asyncio-fast"], indirect=True)
 @pytest.mark.parametrize("probe", PROBES)
 @pytest.mark.parametrize(("script", "finding"), FAILURES.values(), ids=FAILURES)
 async def test_every_failure_at_every_probe(
