@@ -25,6 +25,7 @@ SERVER_DEADLINE = 240.0
 """Seconds for a server to be ready: 20 alone on two cores, more when several start at once."""
 ROUTER_DEADLINE = 60.0
 STOP_DEADLINE = 10.0
+HIGHEST_PORT = 55535
 READY = "The server is fired up and ready to roll!"
 SUPERVISE = Path(__file__).with_name("supervise.py")
 
@@ -236,6 +237,10 @@ def _spawn(
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        # SGLang 0.5.15 derives a gRPC port, 10000 higher, and refuses one that does not exist.
+        if port <= HIGHEST_PORT:
+            return port

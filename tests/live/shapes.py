@@ -211,10 +211,18 @@ async def updated(rec: Recorder, server: Server, pause: str, label: str) -> Stre
             server, "/update_weight_version", {"new_version": "default", "abort_all_requests": False}
         )
         expect(stream, kind="length")
-        spans = stream.chunks[-1]["meta_info"]["weight_versions"]
-        if [span["version"] for span in spans] == ["default", label]:
+        if versions(stream) == ["default", label]:
             return stream
-    raise ShapeMissed(f"the update missed the stream {UPDATE_TRIES} times, the last spans: {spans}")
+    raise ShapeMissed(
+        f"the update missed the stream {UPDATE_TRIES} times; its last versions: {versions(stream)}"
+    )
+
+
+def versions(stream: Stream) -> list[str]:
+    """The versions that a stream shows: its spans, or the labels of its chunks where there are none (before 0.5.19)."""
+    spans = stream.chunks[-1]["meta_info"].get("weight_versions")
+    labels = [chunk["meta_info"]["weight_version"] for chunk in stream.chunks]
+    return [span["version"] for span in spans] if spans else list(dict.fromkeys(labels))
 
 
 async def queue_full(rec: Recorder, server: Server) -> None:
