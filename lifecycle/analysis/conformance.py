@@ -5,7 +5,7 @@ A kind is found by one query. Each violation names file, line and rollout, what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -211,8 +211,3 @@ def counted(violations: Iterable[Violation]) -> dict[str, int]:
     for violation in violations:
         numbers[violation.kind] += 1
     return {kind: number for kind, number in numbers.items() if number}
-
-
-def strict_passed(violations: Sequence[Violation]) -> bool:
-    """Whether `--strict` is content."""
-    return not violations
