@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from lifecycle import (
 )
 from lifecycle.call import Call
 from lifecycle.testing.backend import Hang, ScriptedBackend, Step, finish, tokens
+from lifecycle.thread import loop
 
 LOOPS = ("asyncio", "trio")
 
@@ -392,6 +394,122 @@ def test_an_engine_whose_loop_breaks_is_reported_and_its_thread_ends() -> None:
             eventually(lambda: "lifecycle-engine" not in {one.name for one in threading.enumerate()})
             with pytest.raises(EngineClosed, match="has ended: ZeroDivisionError"):
                 thread.stats()
+
+
+class Interrupted:
+    """A future, or an event, whose first wait is broken off as Ctrl-C does it."""
+
+    def __init__(self, inner: Any, log: list[str]) -> None:
+        self._inner = inner
+        self._log = log
+
+    def _wait(self, name: str, *args: Any) -> Any:
+        if not self._log:
+            self._log.append("interrupted")
+            raise KeyboardInterrupt
+        return getattr(self._inner, name)(*args)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Of a future."""
+        return self._wait("result", timeout)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Of an event."""
+        return self._wait("wait", timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_an_interrupt_in_a_wait_ends_the_wait_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rollout goes on, and the engine can be used."""
+    with thread_over(ScriptedBackend(endless)) as engine:
+        handle = engine.submit(request("a"))
+        eventually(held_tokens(handle))
+        log: list[str] = []
+        start = engine.start
+        monkeypatch.setattr(engine, "start", lambda *args: Interrupted(start(*args), log))
+        with pytest.raises(KeyboardInterrupt):
+            handle.wait(timeout=10)
+        assert engine.places() == {"a": "in_flight"}
+
+
+def test_an_interrupt_on_the_way_out_is_raised_when_all_is_done() -> None:
+    """The engine is closed all the same: aborted on the server, thread gone."""
+    backend = ScriptedBackend(endless)
+    thread = thread_over(backend).__enter__()
+    handle = thread.submit(request("a"))
+    eventually(held_tokens(handle))
+    gone: Any = Interrupted(thread._gone, [])
+    thread._gone = gone
+    with pytest.raises(KeyboardInterrupt):
+        thread.__exit__(None, None, None)
+    assert handle.inner.rollout.outcome is Outcome.CONFIRMED
+    assert backend.live == {}
+    assert "lifecycle-engine" not in {one.name for one in threading.enumerate()}
+
+
+def test_an_interrupt_while_an_update_ends_waits_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers run again and the label is published before the interrupt is raised."""
+    with thread_over(ScriptedBackend(short)) as engine:
+        log: list[str] = []
+        start = engine.start
+
+        def interrupted_later(function: Any, *args: Any) -> Any:
+            future = start(function, *args)
+            return Interrupted(future, log) if function.__name__ == "stay" else future
+
+        monkeypatch.setattr(engine, "start", interrupted_later)
+        with pytest.raises(KeyboardInterrupt), engine.weight_update("8"):
+            pass
+        assert engine.version == "8"
+        assert engine.stats().gate == "open"
+
+
+def test_an_interrupt_while_an_update_begins_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate is open again, and no update is left waiting."""
+    backend = ScriptedBackend(endless)
+    backend.deaf = True
+    with thread_over(backend, close_timeout=0.2) as engine:
+        handle = engine.submit(request("a"))
+        eventually(held_tokens(handle))
+        log: list[str] = []
+        monkeypatch.setattr(loop, "Future", lambda: Interrupted(Future(), log))
+        with pytest.raises(KeyboardInterrupt), engine.weight_update("8"):
+            pytest.fail("entered")
+        eventually(lambda: engine.stats().gate == "open")
+
+
+def test_time_outs_of_the_called_are_not_taken_for_ours() -> None:
+    """A TimeoutError that the function itself raises comes as it is."""
+
+    async def late() -> None:
+        raise TimeoutError("mine")
+
+    with thread_over(ScriptedBackend(short)) as engine, pytest.raises(TimeoutError, match="mine"):
+        engine.call(late, timeout=10)
+
+
+def test_weights_changed_by_others_can_be_noted() -> None:
+    """Prefixes that are too old for their policy begin again."""
+    backend = ScriptedBackend(
+        lambda call: (
+            [tokens(1, version="1"), Hang()] if call.attempt == 1 else [tokens(2, version="2"), finish()]
+        )
+    )
+    with thread_over(backend, version="1", policy=Policy(max_staleness=0)) as engine:
+        handle = engine.submit(request("a"))
+        eventually(lambda: len(handle.snapshot().tokens) == 1)
+        handle.abort()
+        engine.note_version("2")
+        assert engine.version == "2"
+        assert list(engine.submit(handle.snapshot()).wait(timeout=10).tokens) == [2]
+
+
+def test_the_engine_inside_is_there_only_while_the_block_runs() -> None:
+    """Before, asking for it says so."""
+    with pytest.raises(EngineClosed, match="inside its `with` block"):
+        _ = thread_over(ScriptedBackend(short)).engine
 
 
 def run_script(body: str) -> subprocess.CompletedProcess[str]:

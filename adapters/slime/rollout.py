@@ -87,6 +87,7 @@ class Step:
         async def collect() -> Batch:
             thread.engine.step = self._rollout_id
             thread.engine.policy = self._policy
+            await runtime.notice_weights()
             try:
                 return await thread.engine.collect(
                     self._draw(), target=wanted, filter=self._accept, max_groups=room

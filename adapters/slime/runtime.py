@@ -6,7 +6,8 @@ import atexit
 import os
 import threading
 from collections import deque
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from lifecycle.backend import Backend
 from lifecycle.policy import OnAbort, Policy
 from lifecycle.stores import SqliteStore
 from lifecycle.thread import EngineThread
+
+LABEL_SECONDS = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,7 @@ class Runtime:
 
     settings: Settings
     thread: EngineThread
+    backend: Backend
     open_groups: dict[str, OpenGroup] = field(default_factory=dict)
     ready: list[OpenGroup] = field(default_factory=list)
     drawn: deque[list[Item]] = field(default_factory=deque)
@@ -50,6 +54,13 @@ class Runtime:
             max_carries=self.settings.max_carries,
             mask_off_policy=self.settings.mask_off_policy,
         )
+
+    async def notice_weights(self) -> None:
+        """Ask the servers for their label, because slime changes the weights and tells nobody. In the engine's loop."""
+        receipts = await self.backend.workers(deadline=LABEL_SECONDS)
+        labels = {receipt.version for receipt in receipts if receipt.version is not None}
+        if len(labels) == 1:
+            self.thread.engine.note_version(labels.pop())
 
     def undelivered(self) -> list[list[Any]]:
         """The samples of every group that is not delivered, whole ones first."""
@@ -101,8 +112,16 @@ def backend_for(settings: Settings) -> AbstractAsyncContextManager[Backend]:
 
 
 def _make(settings: Settings) -> Runtime:
+    backends: list[Backend] = []
+
+    @asynccontextmanager
+    async def backend() -> AsyncIterator[Backend]:
+        async with backend_for(settings) as opened:
+            backends.append(opened)
+            yield opened
+
     thread = EngineThread(
-        lambda: backend_for(settings),
+        backend,
         name="lifecycle-slime",
         max_in_flight=settings.max_in_flight,
         log=settings.log,
@@ -111,4 +130,4 @@ def _make(settings: Settings) -> Runtime:
         unreachable_timeout=settings.unreachable_timeout,
     )
     thread.__enter__()
-    return Runtime(settings, thread)
+    return Runtime(settings, thread, backends[0])

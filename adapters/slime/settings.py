@@ -23,7 +23,8 @@ class Settings:
     - `abort_timeout`: seconds a server may take to confirm an abort; `unreachable_timeout`: seconds without any server
       after which a step fails.
     - `mask_off_policy`: zero the loss mask of tokens that are older than the newest of their own sample.
-    - `max_staleness`, `max_attempts`, `max_carries`: see `lifecycle.Policy`.
+    - `max_attempts`, `max_carries`: see `lifecycle.Policy`; so is `max_staleness`, which needs our rollout function: that
+      asks the servers for their label at every step.
     - `workers`: URLs of the servers behind the router, instead of asking it.
     - `api_key_env`: name of the environment variable that holds the servers' key.
     - `transport`: `auto`, `fast` or `httpx`.

@@ -280,6 +280,11 @@ class LifecycleEngine:
         self._check_open()
         self.core.move_gate(GateTrigger.RESUME)
 
+    def note_version(self, version: str) -> None:
+        """Somebody else has put the weights labelled `version` on the servers; prefixes too old begin again."""
+        self.core.recorder.versions.publish(version)
+        self.core.restart_stale()
+
     async def restore(self, *, force: bool = False, resume: bool = True) -> RestoreReport:
         """Bring back what the store holds unfinished or undelivered; with `resume` the unfinished ones go on.
 

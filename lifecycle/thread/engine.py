@@ -142,6 +142,10 @@ class EngineThread(LoopThread[LifecycleEngine]):
         """Open the gate again after a weight update that failed."""
         self.call(self.engine.resume)
 
+    def note_version(self, version: str) -> None:
+        """Somebody else has changed the weights; see `LifecycleEngine.note_version`."""
+        self.call(lambda: self.engine.note_version(version))
+
     def restore(
         self, *, force: bool = False, resume: bool = True
     ) -> tuple[tuple[ThreadHandle, ...], tuple[SnapshotError, ...]]:

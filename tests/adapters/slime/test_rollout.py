@@ -15,10 +15,11 @@ from adapters.slime import close_all, generate_rollout, runtime_for
 from adapters.slime.datasource import partials_path
 from lifecycle.call import Call
 from lifecycle.errors import BackendUnreachable, ConfigurationError, SnapshotCorrupt, SnapshotTooNew
-from lifecycle.events import EndKind, StreamEnd
+from lifecycle.events import ChannelData, EndKind, StreamEnd
 from lifecycle.states import Reason
 from lifecycle.testing.backend import Hang, ScriptedBackend, Step, finish, lost, tokens
 from tests.adapters.slime.conftest import Slime, until
+from tests.adapters.slime.test_hook import as_list
 
 BROKEN = StreamEnd(EndKind.REJECTED, Reason.MALFORMED, "broken")
 
@@ -110,6 +111,29 @@ def test_slimes_mask_flag_spares_finished_siblings(slime: Slime) -> None:
     assert prompts(output.samples) == ["p00"]
     assert [sample.loss_mask for sample in output.samples[0]] == [[1], [0, 1]]
     assert [sample.weight_versions for sample in output.samples[0]] == [["1"], ["1", "2"]]
+
+
+def test_prefixes_that_are_too_old_begin_again(slime: Slime) -> None:
+    """`max_staleness` counts the servers' labels, which slime changes between the steps without telling anybody."""
+
+    def script(call: Call) -> list[Step]:
+        if number_of(call) == 0 and call.attempt == 1:
+            return [tokens(1, 2, version="1"), Hang()]
+        return [tokens(3, 4, version="2"), finish()]
+
+    slime.backend = ScriptedBackend(script)
+    slime.backend.version = "1"
+    args = slime.args(lifecycle_max_staleness=0, rollout_batch_size=1, over_sampling_batch_size=2)
+    source = slime.data_source(args)
+    assert prompts(generate_rollout(args, 0, source).samples) == ["p01"]
+    slime.backend.version = "2"
+    output = generate_rollout(args, 1, source)
+    assert prompts(output.samples) == ["p00"]
+    for sample in output.samples[0]:
+        assert sample.tokens[3:] == [3, 4]
+        assert sample.weight_versions == ["2"]
+        assert sample.loss_mask == [1, 1]
+    assert slime.engine(args).ledger().dropped == {"stale": 4}
 
 
 def test_failed_groups_are_not_trained_on(slime: Slime) -> None:
@@ -291,6 +315,35 @@ def test_a_checkpoint_includes_what_slimes_own_loop_handed_back(slime: Slime) ->
     again = slime.data_source(args, kind=adapters.slime.DataSource)
     again.load(0)
     assert fields(again.buffer) == fields(source.buffer)
+
+
+def test_a_checkpoint_keeps_per_token_arrays(slime: Slime) -> None:
+    """Kept ids of top-p sampling come back as they were, and the sample can be finished with them."""
+    rows = ChannelData("top_p_token_ids", b"[[1,7],[2]]", 0, complete=True)
+    last = ChannelData("top_p_token_ids", b"[[3,8]]", 0, complete=True)
+    slime.backend = ScriptedBackend(
+        lambda call: (
+            [tokens(1, 2), rows, Hang()]
+            if call.attempt == 1 and number_of(call) == 0
+            else [tokens(3), last, finish()]
+        )
+    )
+    args = slime.args(
+        rollout_top_p=0.9, n_samples_per_prompt=1, rollout_batch_size=1, over_sampling_batch_size=2
+    )
+    source = slime.data_source(args, kind=adapters.slime.DataSource)
+    assert prompts(generate_rollout(args, 0, source).samples) == ["p01"]
+    source.save(0)
+    close_all()
+    again = slime.data_source(args, kind=adapters.slime.DataSource)
+    again.load(0)
+    partial = next(group[0] for group in again.buffer if group[0].prompt == "p00")
+    assert as_list(partial.rollout_top_p_token_offsets) == [0, 2, 3]
+    slime.backend.script = lambda _: [tokens(3), last, finish()]
+    (group,) = generate_rollout(args, 1, again).samples
+    assert group[0].tokens[3:] == [1, 2, 3]
+    assert as_list(group[0].rollout_top_p_token_ids) == [1, 7, 2, 3, 8]
+    assert as_list(group[0].rollout_top_p_token_offsets) == [0, 2, 3, 5]
 
 
 def test_a_checkpoint_without_partial_groups_loads_slimes_cursor(slime: Slime) -> None:
