@@ -287,13 +287,14 @@ class Rollout(RolloutCursor):
         count = len(piece.tokens)
         if count == 0 or count != len(piece.logprobs):
             raise StreamMalformed(f"{count} tokens with {len(piece.logprobs)} logprobs")
-        if count > self.budget:
-            raise StreamMalformed(f"{count} more tokens where the budget leaves {self.budget}")
-        first = self._state is RolloutState.STREAMING
-        change = self.move(Trigger.OBSERVE, now, new_tokens=count) if first else None
-        if change is None:
-            self.fire(Trigger.OBSERVE)
         start = len(self.tokens)
+        if start + count > self.request.max_new_tokens:
+            raise StreamMalformed(f"{count} more tokens where the budget leaves {self.budget}")
+        change = None
+        if self._state is RolloutState.STREAMING:
+            change = self.move(Trigger.OBSERVE, now, new_tokens=count)
+        else:
+            self.fire(Trigger.OBSERVE)
         self.tokens.extend(piece.tokens)
         self.logprobs.extend(piece.logprobs)
         if piece.version is not None:
@@ -302,9 +303,9 @@ class Rollout(RolloutCursor):
             self.text_whole = False
         elif piece.text:
             self.texts.append(piece.text)
-            self.text_ends.append(len(self.tokens))
+            self.text_ends.append(start + count)
         current = self.attempts[-1]
-        current.end = len(self.tokens)
+        current.end = start + count
         if current.first_token_at is None:
             current.first_token_at = wall
             self.fruitless = self.preempts = 0

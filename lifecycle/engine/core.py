@@ -18,7 +18,7 @@ from lifecycle.engine.recorder import Recorder
 from lifecycle.engine.settings import Clock, EngineSettings
 from lifecycle.engine.waiters import Waiters
 from lifecycle.errors import StreamMalformed
-from lifecycle.events import Accepted, ChannelData, EndKind, StreamEnd, StreamEvent, TokenSlice
+from lifecycle.events import Accepted, Anomaly, ChannelData, EndKind, StreamEnd, StreamEvent, TokenSlice
 from lifecycle.machine import GateCursor
 from lifecycle.policy import OnAbort
 from lifecycle.rollout import Change, Rollout
@@ -166,7 +166,10 @@ class Core:
             return True
         now = self.clock.monotonic()
         for event in batch:
-            end = self._apply(flight, event, now)
+            if isinstance(event, TokenSlice):
+                end = self._observe(flight, event, now)
+            else:
+                end = self._other(flight, event)
             if end is not None:
                 self.ended(flight, end)
                 return True
@@ -179,9 +182,7 @@ class Core:
             self.waiters.news(rollout)
         return False
 
-    def _apply(self, flight: Flight, event: StreamEvent, now: float) -> StreamEnd | None:
-        if isinstance(event, TokenSlice):
-            return self._observe(flight, event, now)
+    def _other(self, flight: Flight, event: StreamEnd | ChannelData | Accepted | Anomaly) -> StreamEnd | None:
         if isinstance(event, StreamEnd):
             return event
         if isinstance(event, ChannelData):
@@ -199,11 +200,12 @@ class Core:
             change = rollout.observe(event, now, wall)
         except StreamMalformed as error:
             return StreamEnd(EndKind.REJECTED, Reason.MALFORMED, str(error))
-        self.recorder.ledger.observed += len(event.tokens)
+        recorder = self.recorder
+        recorder.ledger.observed += len(event.tokens)
         if event.version is not None:
-            self.recorder.versions.meet(event.version)
+            recorder.versions.meet(event.version)
         if change is not None:
-            self.recorder.change(rollout, change)
+            recorder.change(rollout, change)
         return None
 
     def _accept(self, flight: Flight) -> None:
