@@ -69,6 +69,7 @@ class RolloutRequest:
         if self.index >= self.group_size:
             raise ConfigurationError(f"index {self.index} must be below group_size {self.group_size}")
         _check_keys("sampling_params", self.sampling_params, RESERVED_SAMPLING)
+        _check_sampling(self.sampling_params)
         _check_keys("extra", self.extra, RESERVED_EXTRA)
         for name in MULTIMODAL:
             if name in self.extra:
@@ -119,14 +120,27 @@ def attempt_sampling_params(request: RolloutRequest, generated: int) -> dict[str
     """
     params: dict[str, Any] = dict(request.sampling_params)
     params["max_new_tokens"] = remaining_budget(request, generated)
-    if "min_new_tokens" in params:
-        params["min_new_tokens"] = max(0, int(params["min_new_tokens"]) - generated)
+    if params.get("min_new_tokens") is not None:
+        params["min_new_tokens"] = max(0, params["min_new_tokens"] - generated)
     return params
 
 
 def _check_count(name: str, value: int, least: int) -> None:
     if type(value) is not int or value < least:
         raise ConfigurationError(f"{name} must be a whole number from {least}, not {value!r}")
+
+
+def _check_sampling(params: Mapping[str, Any]) -> None:
+    """Look at what we compute with ourselves; the rest is the server's to judge."""
+    least, stops = params.get("min_new_tokens"), params.get("stop_token_ids")
+    if least is not None:
+        _check_count("sampling_params['min_new_tokens']", least, 0)
+    if stops is not None and not (
+        isinstance(stops, list | tuple | set | frozenset) and all(type(token) is int for token in stops)
+    ):
+        raise ConfigurationError(
+            f"sampling_params['stop_token_ids'] must be a list of token ids, not {stops!r}"
+        )
 
 
 def _check_keys(name: str, mapping: Mapping[str, Any], reserved: Mapping[str, str]) -> None:

@@ -193,7 +193,11 @@ class Rollout(RolloutCursor):
         if self.budget == 0:
             return FinishReason.LENGTH
         params = self.request.sampling_params
-        if not self.tokens or params.get("ignore_eos") or len(self.tokens) < params.get("min_new_tokens", 0):
+        if (
+            not self.tokens
+            or params.get("ignore_eos")
+            or len(self.tokens) < (params.get("min_new_tokens") or 0)
+        ):
             return None
         stops = params.get("stop_token_ids") or ()
         last = self.tokens[-1]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lifecycle.errors import ConfigurationError
+from lifecycle.events import VersionSpan
 from lifecycle.policy import DEFAULT_POLICY, Policy
 from lifecycle.request import (
     MULTIMODAL,
@@ -19,6 +20,7 @@ from lifecycle.request import (
     attempt_sampling_params,
     remaining_budget,
 )
+from lifecycle.snapshot import Snapshot
 
 
 def test_the_least_one_can_say() -> None:
@@ -62,6 +64,16 @@ def test_it_is_frozen_and_keeps_a_copy_of_the_prompt() -> None:
         ({"prompt_ids": [1], "index": 2, "group_size": 2}, "index 2 must be below group_size 2"),
         ({"prompt_ids": [1], "sampling_params": [("a", 1)]}, "sampling_params must be a mapping, not list"),
         ({"prompt_ids": [1], "extra": "x"}, "extra must be a mapping, not str"),
+        (
+            {"prompt_ids": [1], "sampling_params": {"min_new_tokens": "5"}},
+            r"\['min_new_tokens'\] must be a whole",
+        ),
+        (
+            {"prompt_ids": [1], "sampling_params": {"min_new_tokens": -5}},
+            r"\['min_new_tokens'\] must be a whole",
+        ),
+        ({"prompt_ids": [1], "sampling_params": {"stop_token_ids": 2}}, "must be a list of token ids, not 2"),
+        ({"prompt_ids": [1], "sampling_params": {"stop_token_ids": ["x"]}}, "must be a list of token ids"),
         ({"prompt_ids": [1], "metadata": {"f": object()}}, "must be plain data"),
         ({"prompt_ids": [1], "extra": {"huge": 2**70}}, "must be plain data"),
     ],
@@ -129,6 +141,30 @@ def test_a_policy_that_cannot_work_is_refused(fields: dict[str, Any], problem: s
     """By name."""
     with pytest.raises(ConfigurationError, match=problem):
         Policy(**fields)
+
+
+def test_a_minimum_that_is_null_is_none() -> None:
+    """As SGLang has it."""
+    request = RolloutRequest(prompt_ids=[1], sampling_params={"min_new_tokens": None, "stop_token_ids": None})
+    assert attempt_sampling_params(request, 3)["min_new_tokens"] is None
+
+
+@pytest.mark.parametrize(
+    ("versions", "masked", "expected"),
+    [
+        (["1", "1", "2"], True, [0, 0, 1]),
+        (["1", "1", "2"], False, [1, 1, 1]),
+        (["1", "1", "1"], True, [1, 1, 1]),
+        ([None, "1", "1"], True, [0, 1, 1]),
+        (["1", "1", None], True, [1, 1, 1]),
+        ([], True, []),
+    ],
+)
+def test_the_loss_mask_of_a_policy(versions: list[str | None], masked: bool, expected: list[int]) -> None:
+    """Tokens older than the sample's own last one are masked, where that is known and asked for."""
+    spans = [VersionSpan(version, at, at + 1) for at, version in enumerate(versions) if version is not None]
+    sample = Snapshot.from_prefix(RolloutRequest(prompt_ids=[1]), [7] * len(versions), None, spans)
+    assert Policy(mask_off_policy=masked).loss_mask(sample) == expected
 
 
 def test_the_default_policy_is_a_policy() -> None:

@@ -159,6 +159,31 @@ def test_tokens_fall_only_at_a_restart_and_are_counted() -> None:
     assert one.attempt == 1
 
 
+@pytest.mark.parametrize(
+    ("held", "params", "why"),
+    [
+        ([], {}, None),
+        ([4], {}, None),
+        ([4, 9], {}, FinishReason.STOP),
+        ([9, 4], {}, None),
+        ([4, 8], {"stop_token_ids": [8]}, FinishReason.STOP),
+        ([4, 9], {"ignore_eos": True}, None),
+        ([4, 9], {"min_new_tokens": 3}, None),
+        ([4, 9], {"min_new_tokens": None, "stop_token_ids": None}, FinishReason.STOP),
+        ([4] * 5, {}, FinishReason.LENGTH),
+        ([4] * 4 + [9], {}, FinishReason.LENGTH),
+    ],
+)
+def test_a_prefix_that_has_ended_needs_no_further_attempt(
+    held: list[int], params: dict[str, Any], why: FinishReason | None
+) -> None:
+    """An abort may overtake the end: what ends in a stop token, or fills the budget, is complete."""
+    request = RolloutRequest(prompt_ids=[1], max_new_tokens=5, sampling_params=params)
+    one = Rollout(request, policy=Policy(eos_token_ids=frozenset({9})))
+    one.tokens.extend(held)
+    assert one.nothing_left is why
+
+
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 

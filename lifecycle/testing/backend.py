@@ -81,10 +81,8 @@ class ScriptedBackend:
                         yield [ABORTED]
                         return
                 elif isinstance(step, Hang):
-                    if step.end is None:
-                        await anyio.sleep_forever()
-                    await asked.wait()
-                    yield [step.end] if step.end is not None else []
+                    await (anyio.sleep_forever() if step.end is None else asked.wait())
+                    yield [step.end or ABORTED]
                     return
                 else:
                     batch = list(step) if isinstance(step, Sequence) else [step]

@@ -21,6 +21,8 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 BACKENDS = ("asyncio", "trio")
+LONGEST_WAIT = 24 * 3600.0
+"""What asyncio waits for at most in one go: also for a timer that never comes (`sleep_forever` sets one)."""
 PATIENCE_SECONDS = 30.0
 """How long (in real time) a loop without any timer waits for a thread before it calls the test stuck."""
 
@@ -33,13 +35,14 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._jump = jump
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(PATIENCE_SECONDS if timeout is None else 0)
+        idle = timeout is None or timeout >= LONGEST_WAIT
+        ready = super().select(PATIENCE_SECONDS if idle else 0)
         if not ready:
-            if timeout is None:
+            if idle:
                 raise RuntimeError(
                     "every task waits, no timer is set and no thread answers: this would take for ever"
                 )
-            self._jump(timeout)
+            self._jump(timeout or 0.0)
         return ready
 
 

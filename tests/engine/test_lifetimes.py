@@ -10,6 +10,7 @@ from lifecycle.engine import LifecycleEngine
 from lifecycle.errors import ConfigurationError, DuplicateRollout, EngineClosed
 from lifecycle.events import Anomaly, ChannelData, EndKind, StreamEnd, TokenSlice, VersionSpan, token_slice
 from lifecycle.log.records import EngineStarted, EngineStopped, RolloutDisposition, RolloutRest, StreamAnomaly
+from lifecycle.policy import Policy
 from lifecycle.snapshot import Snapshot
 from lifecycle.states import Disposition, FinishReason, Outcome, Reason, RolloutState
 from lifecycle.testing.backend import Hang, Pause, ScriptedBackend, finish, lost, tokens
@@ -155,6 +156,33 @@ async def test_a_full_prefix_is_finished_without_a_request() -> None:
         done = await engine.generate(Snapshot.from_prefix(request(max_new_tokens=2), [6, 7]))
         assert done.state is RolloutState.COMPLETED
     assert backend.calls == []
+
+
+async def test_a_prefix_that_ends_in_a_stop_token_is_finished_without_a_request() -> None:
+    """A resume would generate beyond the end."""
+    backend = ScriptedBackend(simple(1))
+    async with engine_on(backend, policy=Policy(eos_token_ids=frozenset({7}))) as engine:
+        done = await engine.generate(Snapshot.from_prefix(request(), [6, 7]))
+        assert (done.state, done.finish_reason, done.matched) == (
+            RolloutState.COMPLETED,
+            FinishReason.STOP,
+            7,
+        )
+    assert backend.calls == []
+
+
+async def test_tokens_without_a_label_are_of_unknown_version() -> None:
+    """Unknown stays unknown."""
+    async with engine_on(ScriptedBackend(lambda _: [tokens(1, version=None), finish()])) as engine:
+        assert (await engine.generate(request())).spans == ()
+
+
+async def test_updates_pass_over_news_that_bring_no_token() -> None:
+    """An attempt lost before its first token is no growth."""
+    backend = ScriptedBackend(scripts(a=[[Pause(1), lost()], [Pause(1), tokens(1), Pause(1), finish()]]))
+    async with engine_on(backend) as engine:
+        seen = [len(snapshot.tokens) async for snapshot in engine.submit(request()).updates()]
+    assert seen == [0, 1, 1]
 
 
 async def test_a_pending_snapshot_starts_from_the_prompt() -> None:

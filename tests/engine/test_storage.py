@@ -12,7 +12,14 @@ import pytest
 from lifecycle.engine import LifecycleEngine
 from lifecycle.errors import Fenced, SnapshotCorrupt
 from lifecycle.log import read_log
-from lifecycle.log.records import RolloutDisposition, RolloutRest, RolloutRestored, SnapshotSaved, event_name
+from lifecycle.log.records import (
+    RolloutDisposition,
+    RolloutRest,
+    RolloutRestored,
+    SnapshotSaved,
+    StreamAnomaly,
+    event_name,
+)
 from lifecycle.policy import Policy
 from lifecycle.snapshot import Snapshot
 from lifecycle.states import Disposition, Reason, RolloutState
@@ -260,28 +267,53 @@ async def test_a_fence_of_what_has_left_already_is_nothing() -> None:
         assert engine.stats().store["fenced"] == 1
 
 
-async def test_a_write_that_the_store_refuses_for_good_is_kept_as_an_error() -> None:
-    """The rollout goes on; somebody can look."""
-    store = MemoryStore()
-    async with engine_on(ScriptedBackend(simple(1)), store=store) as engine:
+async def test_a_write_that_the_store_refuses_for_good_is_a_line() -> None:
+    """The rollout goes on; whoever reads the log sees it."""
+    store, lines = MemoryStore(), Lines()
+    async with engine_on(ScriptedBackend(simple(1)), lines, store=store) as engine:
         handle = engine.submit(request())
         store.discard("a")
         engine.core.recorder.mark(handle.rollout, Disposition.NONE)
-        ((name, error),) = engine.core.recorder.storage.take_errors()
-        assert (name, "not stored" in str(error)) == ("a", True)
-        await handle.wait()
+        assert (await handle.wait()).state is RolloutState.COMPLETED
+    (line,) = lines.of(StreamAnomaly)
+    assert line["rollout_id"] == "a"
+    assert "not stored" in line["detail"]
+
+
+async def test_a_living_copy_that_another_owner_wrote_over_ends_and_comes_back() -> None:
+    """Two processes had it; the later one's writes count, and the older copy gives way to them."""
+    store = MemoryStore()
+    async with engine_on(
+        ScriptedBackend(lambda _: [tokens(1), Hang()]), store=store, checkpoint_tokens=1
+    ) as older:
+        handle = older.submit(request())
+        await until(lambda: handle.state is RolloutState.PARTIAL)
+        async with engine_on(
+            ScriptedBackend(lambda _: [tokens(2), Hang()]), store=store, checkpoint_tokens=1
+        ) as newer:
+            (taken,) = (await newer.restore(force=True)).handles
+            await until(lambda: list(taken.rollout.tokens) == [1, 2])
+        (back,) = (await older.restore(force=True, resume=False)).handles
+        assert list(back.snapshot().tokens) == [1, 2]
+        assert handle.at_rest
+        with pytest.raises(Fenced):
+            await handle.wait()
+        assert older.places() == {"a": "resumable"}
+        assert older.ledger().balanced
 
 
 async def test_a_restart_is_a_rollback_in_the_store() -> None:
     """Fewer tokens than are stored are accepted where they were dropped on purpose."""
-    store = MemoryStore()
+    store, lines = MemoryStore(), Lines()
     policy = Policy(max_staleness=0)
-    async with engine_on(ScriptedBackend(simple(5)), store=store, policy=policy, version="1") as engine:
+    async with engine_on(
+        ScriptedBackend(simple(5)), lines, store=store, policy=policy, version="1"
+    ) as engine:
         engine.core.recorder.versions.publish("2")
         prefix = Snapshot.from_prefix(request(), [7, 8, 9], None, "1")
         assert list((await engine.generate(prefix)).tokens) == [5]
         assert list(store.load("a").tokens) == [5]
-        assert engine.core.recorder.storage.take_errors() == []
+        assert lines.of(StreamAnomaly) == []
 
 
 def test_a_store_with_a_thread_of_its_own(tmp_path: Path) -> None:
