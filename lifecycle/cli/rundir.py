@@ -163,13 +163,17 @@ def remaining(prompts: Iterable[Prompt], rows: Iterable[StoredRow], samples: Sam
     return left
 
 
-def reconcile(prompts: Iterable[Prompt], store: SqliteStore, samples: SamplesFile) -> list[SnapshotError]:
+def reconcile(
+    prompts: Iterable[Prompt], store: SqliteStore, samples: SamplesFile
+) -> tuple[list[list[Snapshot]], list[SnapshotError]]:
     """Bring file and store to the same account after a crash between the two.
 
-    The store is marked before the file is written, so a group marked as delivered, even in part, and whole is
-    written to the file if it is missing there, and marked whole. Returns what could not be read.
+    The store is marked before the file is written. So a group that is marked as delivered, even in part, and whole is
+    marked whole, and if any of it is missing in the file, it belongs there. Returns those groups, and what could not
+    be read.
     """
     stored = {row.id: row for row in store.rows()}
+    missing: list[list[Snapshot]] = []
     problems: list[SnapshotError] = []
     for prompt in prompts:
         rows = [stored[request.id] for request in prompt.requests if request.id in stored]
@@ -181,8 +185,8 @@ def reconcile(prompts: Iterable[Prompt], store: SqliteStore, samples: SamplesFil
                 store.mark(row.id, Disposition.DELIVERED, row.epoch)
         if whole and not all(row.id in samples.ids for row in rows):
             try:
-                samples.write([store.load(row.id) for row in rows])
+                missing.append([store.load(row.id) for row in rows])
             except SnapshotError as error:
                 problems.append(error)
     store.flush()
-    return problems
+    return missing, problems

@@ -146,9 +146,9 @@ async def _generate(
             transport=options.transport,
             max_connections=options.concurrency,
         ) as backend:
-            course.problems += reconcile(prompts, store, samples)
-            todo = remaining(prompts, store.rows(), samples)
             course.unreachable = await _unreachable(backend)
+            await _mend(prompts, backend, store, samples, course)
+            todo = remaining(prompts, store.rows(), samples)
             async with _engine(backend, store, directory, options) as engine:
                 course.engine = engine
                 restored = await engine.restore(force=True, resume=False)
@@ -157,6 +157,19 @@ async def _generate(
                     await _collect(engine, backend, todo, samples, options, course)
     finally:
         store.close()
+
+
+async def _mend(
+    prompts: Sequence[Prompt], backend: Any, store: SqliteStore, samples: SamplesFile, course: Course
+) -> None:
+    """Write what an earlier process delivered and could not write any more."""
+    missing, problems = reconcile(prompts, store, samples)
+    course.problems += problems
+    for group in missing:
+        if course.unreachable is None:
+            samples.write([await _with_text(backend, member) for member in group])
+        else:
+            samples.write(group)
 
 
 def _engine(

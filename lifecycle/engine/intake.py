@@ -83,8 +83,8 @@ class Intake:
             rollout = revive(claimed.snapshot, now=core.clock.monotonic(), policy=engine.policy)
             rollout.epoch = claimed.epoch
             self._come_in(rollout, claimed.snapshot)
-            if rollout.reason is Reason.CRASH:
-                core.recorder.save(rollout)
+            if rollout.reason is Reason.CRASH or rollout.state is RolloutState.PENDING:
+                core.recorder.save(rollout)  # in our name: tails that we append say nothing of who wrote them
             rollouts.append(rollout)
         if resume:
             for rollout in rollouts:
