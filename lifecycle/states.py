@@ -85,6 +85,7 @@ class Reason(StrEnum):
     UNAVAILABLE = "unavailable"  # HTTP 503, 502 or 504
     UNREACHABLE = "unreachable"  # no connection could be made
     DISCONNECTED = "disconnected"  # the connection broke under the stream
+    WORKER_LOST = "worker_lost"  # the router could not reach the worker it chose
     TRUNCATED = "truncated"  # the stream ended without a terminal chunk
     MALFORMED = "malformed"  # the stream said something that cannot be true
     ABORT_REFUSED = "abort_refused"  # no worker accepted the abort; the stream was closed

@@ -31,6 +31,7 @@ class Answer(StrEnum):
     HTTP_429 = "HTTP 429"
     HTTP_UNAVAILABLE = "HTTP 502, 503 or 504"
     HTTP_5XX = "any other HTTP 5xx"
+    WORKER_GONE = "the router could not reach the worker it chose"
     NO_CONNECTION = "no connection"
     CUT = "the connection broke"
     CLOSED = "the stream was closed from this side"
@@ -56,6 +57,7 @@ ANSWERS: dict[Answer, tuple[EndKind, Reason]] = {
     Answer.HTTP_429: (EndKind.LOST, Reason.RATE_LIMITED),
     Answer.HTTP_UNAVAILABLE: (EndKind.LOST, Reason.UNAVAILABLE),
     Answer.HTTP_5XX: (EndKind.LOST, Reason.SERVER_ERROR),
+    Answer.WORKER_GONE: (EndKind.LOST, Reason.WORKER_LOST),
     Answer.NO_CONNECTION: (EndKind.LOST, Reason.UNREACHABLE),
     Answer.CUT: (EndKind.LOST, Reason.DISCONNECTED),
     Answer.CLOSED: (EndKind.LOST, Reason.DISCONNECTED),
@@ -89,8 +91,14 @@ NAN_MATCHED = "NaN happened"
 """`matched` of a stop on a NaN or out-of-vocabulary token (schedule_batch.py, 0.5.23)."""
 
 
-def http_answer(status: int) -> Answer:
+ROUTER_CODES: dict[str, Answer] = {"call_upstream_request_error": Answer.WORKER_GONE}
+"""`x-smg-error-code` of a 500 that is about the worker and not about the request (sglang-router 0.3.2)."""
+
+
+def http_answer(status: int, router_code: str | None = None) -> Answer:
     """The answer an HTTP status other than 200 is. It is read before the content type: routers mislabel errors."""
+    if status // 100 == 5 and router_code in ROUTER_CODES:  # noqa: PLR2004
+        return ROUTER_CODES[router_code]
     return HTTP_ANSWERS.get(status) or HTTP_CLASSES.get(status // 100, Answer.HTTP_OTHER)
 
 

@@ -246,7 +246,8 @@ class SGLangBackend:
         """The end that an answer is which is no event stream; the status counts before the content type."""
         if response.status != OK:
             words = self._secret.redact(await _words(response))
-            return end(http_answer(response.status), words, status=response.status)
+            answer = http_answer(response.status, response.headers.get("x-smg-error-code"))
+            return end(answer, words, status=response.status)
         content_type = response.headers.get("content-type", "")
         if content_type and not content_type.lower().startswith("text/event-stream"):
             words = self._secret.redact(await _words(response))

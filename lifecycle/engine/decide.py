@@ -12,8 +12,9 @@ from lifecycle.states import Reason, Trigger
 ATTRIBUTABLE = frozenset({Reason.SERVER_ERROR, Reason.TRUNCATED, Reason.STALLED})
 """Ends without a token that may be this request's own fault, and so count towards `max_attempts`."""
 
-ENGINE_ABORTS = frozenset({Reason.STALLED, Reason.WEIGHT_UPDATE})
-"""Aborts the engine makes in order to go on afterwards."""
+BREAKS_ALLOWED = 4
+"""A dead worker is not the request's fault; a connection that breaks before the first token this many times
+`max_attempts` in a row is: it may be what kills the workers."""
 
 
 class Next(StrEnum):
@@ -60,6 +61,8 @@ def _retry(rollout: Rollout, change: Change) -> Decision:
         if rollout.fruitless >= policy.max_attempts:
             return Decision(Next.EXHAUST, Reason.ATTEMPTS)
     rollout.preempts = rollout.preempts + 1 if fruitless else 0
+    if change.reason is Reason.DISCONNECTED and rollout.preempts >= BREAKS_ALLOWED * policy.max_attempts:
+        return Decision(Next.EXHAUST, Reason.ATTEMPTS)
     tries = max(rollout.fruitless, rollout.preempts)
     delay = min(policy.backoff_max, policy.backoff_initial * 2.0 ** min(max(0, tries - 1), 30))
     reason = Reason.PREEMPTED if change.trigger is Trigger.PREEMPT else Reason.BACKOFF

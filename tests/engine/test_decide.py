@@ -276,3 +276,15 @@ def test_dropped_and_pushed_again_counts_as_the_last_push() -> None:
     queue.push(one, None)
     queue.drop(one)
     assert queue.pop(0.0) is None
+
+
+def test_a_request_that_breaks_every_connection_is_given_up_in_the_end() -> None:
+    """A dead worker is nobody's fault; the same break before any token, again and again, may be the request's."""
+    one, change = aborted(), entering(Trigger.LOSE, Reason.DISCONNECTED)
+    answers = [
+        decide(one, change, closing=False, unreachable=False).next for _ in range(4 * POLICY.max_attempts)
+    ]
+    assert answers == [Next.RESTORE] * (4 * POLICY.max_attempts - 1) + [Next.EXHAUST]
+    again, lost = aborted(), entering(Trigger.LOSE, Reason.WORKER_LOST)
+    for _ in range(5 * POLICY.max_attempts):
+        assert decide(again, lost, closing=False, unreachable=False).next is Next.RESTORE

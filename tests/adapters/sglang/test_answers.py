@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from adapters.sglang.answers import (
@@ -15,9 +18,10 @@ from adapters.sglang.answers import (
     shorten,
     status_code,
 )
-from lifecycle.events import END_TRIGGERS
+from lifecycle.events import END_TRIGGERS, EndKind
 from lifecycle.states import FinishReason, Reason, Trigger
 
+DATA = Path(__file__).parents[2] / "data" / "sglang-0.5.23"
 T = Trigger
 TABLE: dict[Answer, tuple[Trigger, Trigger]] = {
     # what the server said: (nothing asked, abort asked)
@@ -31,6 +35,7 @@ TABLE: dict[Answer, tuple[Trigger, Trigger]] = {
     Answer.HTTP_429: (T.LOSE, T.LOSE),
     Answer.HTTP_UNAVAILABLE: (T.LOSE, T.LOSE),
     Answer.HTTP_5XX: (T.LOSE, T.LOSE),
+    Answer.WORKER_GONE: (T.LOSE, T.LOSE),
     Answer.NO_CONNECTION: (T.LOSE, T.LOSE),
     Answer.CUT: (T.LOSE, T.LOSE),
     Answer.CLOSED: (T.LOSE, T.LOSE),
@@ -134,3 +139,12 @@ def test_shorten() -> None:
 def test_status_code(value: object, code: int | None) -> None:
     """Codes come as numbers or as digits."""
     assert status_code(value) == code
+
+
+def test_a_500_of_the_router_about_its_worker_is_not_the_requests_fault() -> None:
+    """sglang-router 0.3.2 answers so when the worker it chose is gone (tests/data/sglang-0.5.23/router-worker-gone)."""
+    recorded = json.loads((DATA / "router-worker-gone.json").read_text())
+    answer = http_answer(recorded["status"], recorded["headers"]["x-smg-error-code"])
+    assert (answer, ANSWERS[answer]) == (Answer.WORKER_GONE, (EndKind.LOST, Reason.WORKER_LOST))
+    assert http_answer(500, "something else") is Answer.HTTP_5XX
+    assert http_answer(400, "call_upstream_request_error") is Answer.HTTP_4XX
