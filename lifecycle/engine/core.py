@@ -321,6 +321,7 @@ class Core:
     def fence(self, rollout: Rollout) -> None:
         """Another owner has it: stop our copy, deliver nothing of it."""
         rollout.fenced = True
+        rollout.disposition = Disposition.NONE
         rollout.by_caller = True
         if not rollout.at_rest:
             self.request_abort(rollout, Reason.FENCED, by_caller=True, timeout=self.settings.abort_timeout)
@@ -331,11 +332,12 @@ class Core:
         if self.rollouts.get(rollout.id) is rollout:
             del self.rollouts[rollout.id]
             self.recorder.ledger.release(rollout)
+            self.recorder.disposed(rollout, str(Reason.FENCED))
 
     def _rest(self, rollout: Rollout) -> None:
+        self.recorder.rest(rollout)
         if rollout.fenced:
             self._release(rollout)
-        self.recorder.rest(rollout)
         if rollout.state is RolloutState.DISCARDED:
             self.retire(rollout)
         self.waiters.rested(rollout)

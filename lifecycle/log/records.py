@@ -94,7 +94,10 @@ class RolloutRest(RolloutRecord, kw_only=True, tag="rollout.rest"):
 
 
 class RolloutDisposition(RolloutRecord, kw_only=True, tag="rollout.disposition"):
-    """The caller's side of a rollout: delivered, filtered, stale or carried. `lag` counts published versions."""
+    """The caller's side of a rollout: delivered, filtered, stale or carried. `lag` counts published versions.
+
+    `none` with reason `fenced`: another owner has taken the rollout over, and this process gives up its copy.
+    """
 
     disposition: str
     state: str

@@ -193,7 +193,8 @@ async def test_a_fenced_rollout_delivers_nothing() -> None:
         ledger = engine.ledger()
         assert (ledger.released, ledger.balanced) == (1, True)
         assert engine.stats().store["fenced"] == 1
-    assert lines.of(RolloutDisposition) == []
+    (gave_up,) = lines.of(RolloutDisposition)
+    assert (gave_up["disposition"], gave_up["reason"]) == ("none", "fenced")
     assert store.load("a").disposition is Disposition.NONE
     assert store.rows()[0].owner == "somebody else"
 
