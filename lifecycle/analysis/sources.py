@@ -18,7 +18,7 @@ SAMPLES_BESIDE_THE_LOG: Final = ("samples", "prompts")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of log lines. `compression` is `none`, `gzip` or `zstd`; a Parquet file has `parquet`."""
+    """One file of log lines. `compression` is in DuckDB's words, or `parquet`."""
 
     path: Path
     compression: str
@@ -77,4 +77,4 @@ def _source_of(path: Path) -> Source:
         raise ConfigurationError(
             f"{path} is not a log by its name: known are {known}, and .gz or .zst after them"
         )
-    return Source(path, COMPRESSIONS.get(suffix, "none"))
+    return Source(path, COMPRESSIONS.get(suffix, "uncompressed"))

@@ -188,7 +188,7 @@ class Warehouse:
             with duck.reading(source):
                 return self._insert(self._reader(source))
         except ConfigurationError:
-            if source.is_parquet or source.compression == "none":
+            if source.is_parquet or source.compression == "uncompressed":
                 raise
         return self._insert(self._reader(self._readable_part(source)))
 
@@ -223,7 +223,7 @@ class Warehouse:
         with path.open("wb") as file:
             for line in each_line(source):
                 file.write(line.text + b"\n")
-        return Source(path, "none")
+        return Source(path, "uncompressed")
 
     def _peeked_machines(self) -> list[MachineSet]:
         """Tables found near the beginning of the files: their words become known before anything is staged."""
