@@ -19,7 +19,7 @@ from adapters.sglang.topology import Topologies, Topology
 from lifecycle.backend import AbortReceipt, CallRef, ReceiptStatus
 
 WORKERS_AT_ONCE = 64
-AT_ONCE = 8
+AT_ONCE = 32
 """Abort requests in flight at a time to one worker: a worker that hangs holds up none of the others."""
 FANOUT_LIMIT = 8192
 """Above so many requests for one abort, `auto` closes the streams instead."""
