@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
+import httpx
 
 from adapters.sglang.transport import HEADERS, KEEPALIVE_S, ConnectFailed, Response, StreamCut, describe
 
@@ -287,7 +288,7 @@ class FastTransport:
         tls, host, port = origin
         loop = asyncio.get_running_loop()
         if tls and self._context is None:
-            self._context = ssl.create_default_context()
+            self._context = httpx.create_ssl_context()
         try:
             async with asyncio.timeout(self._connect_timeout):
                 _, connection = await loop.create_connection(
