@@ -13,7 +13,7 @@ SELECT
     coalesce(paths.duration_s, rollouts.duration_s) AS duration_s,
     versions,
     attempts,
-    coalesce(paths.path, replace(format('{:x}', rollouts.path), '0', '')) AS path,
+    coalesce(paths.path, replace(lower(hex(rollouts.path)), '0', '')) AS path,
     coalesce(lost_unseen, 0) AS lost_unseen,
     coalesce(brought, 0) AS brought
 FROM rollouts

@@ -1,4 +1,4 @@
--- One row per rollout. `path` holds the first 16 moves, four bits for each, so that no sort is needed; a rollout with
+-- One row per rollout. `path` holds the first 32 moves, four bits for each, so that no sort is needed; a rollout with
 -- more lines, or that came from a snapshot, is told in order by paths.sql. Columns ending in `_pack`: see macros.sql.
 CREATE TABLE rollouts AS
 SELECT
@@ -13,9 +13,9 @@ SELECT
     max(CASE WHEN event = 'rollout.rest' THEN seconds END) AS duration_s,
     max(versions) AS versions,
     max(attempt) AS attempts,
-    bool_or(event = 'rollout.restored' OR seq > 16) OR count(*) <> max(seq) AS is_long,
+    bool_or(event = 'rollout.restored' OR seq > 32) OR count(*) <> max(seq) AS is_long,
     bit_or(CASE WHEN dest <> source
-        THEN (least(enum_code(dest), 14) + 1)::UBIGINT << (4 * (seq - 1) % 64)::UBIGINT ELSE 0 END) AS path
+        THEN (least(enum_code(dest), 14) + 1)::UHUGEINT << (4 * (seq - 1) % 128)::UHUGEINT ELSE 0 END) AS path
 FROM lines
 WHERE rollout IS NOT NULL
 GROUP BY rollout
