@@ -134,6 +134,14 @@ def test_a_rid_used_again_at_once(subject: Subject) -> None:
     assert 0 < len(again.tokens) < LONG
 
 
+def test_a_refused_duplicate_takes_the_other_with_it(subject: Subject) -> None:
+    """The late abort of a refused stream hits whoever has its rid: the request that it was a duplicate of."""
+    with subject.stream("twin", LONG) as stream:
+        stream.read(1)
+        assert "Duplicate request ID" in subject.complete("twin", 4).chunks[0]["error"]["message"]
+        assert stream.read().finish == ABORTED
+
+
 def test_a_closed_rid_can_be_used_again(subject: Subject) -> None:
     """After a close or an abort has been confirmed, the rid is free."""
     with subject.stream("again", LONG) as stream:
