@@ -219,3 +219,23 @@ def test_a_log_goes_on_where_another_process_stopped(tmp_path: Path) -> None:
     records = [line.record for line in read_log(path)]  # type: ignore[union-attr]
     assert len({record.process_id for record in records}) == 2
     assert {record.run_id for record in records} == {"run"}
+
+
+def test_what_a_request_carries_never_reaches_a_line(tmp_path: Path) -> None:
+    """Neither prompt nor metadata, extra, routing key, or the words of an adapter's exception."""
+    path, secret = tmp_path / "log.jsonl", "sk-very-secret"
+
+    def leaky(call):
+        if call.rollout_id == "bad":
+            raise RuntimeError(secret)
+        return [tokens(1), finish()]
+
+    async def run() -> None:
+        async with LifecycleEngine(ScriptedBackend(leaky), log=path) as engine:
+            about = {"metadata": {"key": secret}, "extra": {"token": secret}, "routing_key": secret}
+            await engine.generate(request("one", text=f"say {secret}", **about))
+            await engine.generate(request("bad", **about))
+
+    run_virtual(run)
+    assert '"rollout.rest"' in path.read_text()
+    assert secret not in path.read_text()
