@@ -26,6 +26,7 @@ from lifecycle.log.records import (
     RolloutRest,
     RolloutRestored,
     RolloutTransition,
+    SnapshotFailed,
     StreamAnomaly,
 )
 from lifecycle.machine import TABLES
@@ -33,6 +34,8 @@ from lifecycle.rollout import Change, Rollout
 from lifecycle.snapshot import Snapshot, take, take_tail
 from lifecycle.states import Disposition, Outcome, Trigger
 from lifecycle.versions import VersionOrder
+
+STORE_SILENT_SECONDS = 5.0
 
 
 class Recorder:
@@ -45,6 +48,7 @@ class Recorder:
         self.versions = versions
         self.ledger = Ledger()
         self.outcomes: Counter[str] = Counter()
+        self._tell_silence_at = STORE_SILENT_SECONDS
 
     # -- rollouts ----------------------------------------------------------------------------------------------
 
@@ -210,6 +214,31 @@ class Recorder:
         tokens = sum(len(event.tokens) for event in batch if isinstance(event, TokenSlice))
         detail = f"{tokens} tokens in {len(batch)} events after the attempt was over"
         self.anomaly(rollout, rid, Anomaly("late_event", detail))
+
+    def watch_store(self) -> None:
+        """Write down that the store stands still, each time that it has done so for twice as long.
+
+        A store that refuses is told by its writer, which hears the error; one that does not answer, by nobody else.
+        """
+        silent = self.storage.silent_for(self.clock.monotonic())
+        if silent < STORE_SILENT_SECONDS:
+            self._tell_silence_at = STORE_SILENT_SECONDS
+            return
+        stats = self.storage.stats()
+        if silent < self._tell_silence_at or stats["failing_tries"]:
+            return
+        self._tell_silence_at = 2 * silent
+        waiting = stats["backlog_operations"]
+        self.journal.emit(
+            SnapshotFailed(
+                **self._common(),
+                operations=waiting,
+                error=f"the store has saved nothing for {silent:.0f} s and does not say why",
+                tries=0,
+                backlog=waiting,
+                retry_s=0.0,
+            )
+        )
 
     # -- the rest ----------------------------------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ class Storage:
         self._settings = settings
         self._fenced: deque[str] = deque()
         self._errors: deque[tuple[str, Exception]] = deque()
+        self._progress: tuple[int, float] | None = None
+        self._silent = 0.0
         self.writer: StoreWriter | InlineWriter | None = None
         if store is not None:
             self.writer = self._writer(store, journal)
@@ -118,9 +120,21 @@ class Storage:
             self._errors.popleft()
         return taken
 
+    def silent_for(self, now: float) -> float:
+        """Seconds in which the store has saved nothing though something waits; to be asked now and then."""
+        stats = self.stats()
+        saved = stats.get("groups", 0)
+        waits = bool(stats.get("backlog_operations"))
+        if not waits:
+            self._progress = None
+        elif self._progress is None or self._progress[0] != saved:
+            self._progress = (saved, now)
+        self._silent = 0.0 if self._progress is None else now - self._progress[1]
+        return self._silent
+
     def stats(self) -> dict[str, Any]:
-        """What the writer says of itself."""
-        return {} if self.writer is None else self.writer.stats()
+        """What the writer says of itself, and `silent_s`: see `silent_for`."""
+        return {} if self.writer is None else {**self.writer.stats(), "silent_s": self._silent}
 
     async def close(self) -> None:
         """Write what is queued, release the leases, close; bounded."""

@@ -63,6 +63,7 @@ class Timekeeper:
             if now - flight.saved_at >= core.settings.checkpoint_seconds:
                 core.checkpoint(flight, now)
         hear_store(core)
+        core.recorder.watch_store()
         core.recorder.journal.flush()
 
     def _stalled(self, now: float) -> None:

@@ -195,7 +195,7 @@ class SnapshotSaved(Record, kw_only=True, tag="snapshot.saved"):
 
 
 class SnapshotFailed(Record, kw_only=True, tag="snapshot.failed"):
-    """The store refused a write; it is tried again."""
+    """The store refused a write, and it is tried again in `retry_s`; or (`tries` 0) it does not answer at all."""
 
     operations: int
     error: str

@@ -199,6 +199,50 @@ async def test_a_fenced_rollout_delivers_nothing() -> None:
     assert store.rows()[0].owner == "somebody else"
 
 
+async def test_what_another_owner_went_on_with_comes_back_in_its_place() -> None:
+    """Ours stood still, another took it over, added tokens and left: a restore ends our copy and brings the other's."""
+    store, lines = MemoryStore(), Lines()
+    first = ScriptedBackend(lambda call: [tokens(1), Hang()] if call.attempt == 1 else [tokens(4), finish()])
+    async with engine_on(first, lines, store=store, checkpoint_tokens=1) as engine:
+        flying, resting = engine.submit(request("a")), engine.submit(request("b"))
+        await until(lambda: flying.state is resting.state is RolloutState.PARTIAL)
+        await resting.abort()
+        async with engine_on(ScriptedBackend(lambda _: [tokens(2, 3), Hang()]), store=store) as other:
+            handles = (await other.restore(force=True)).handles
+            await until(lambda: all(len(handle.rollout.tokens) == 3 for handle in handles))
+        assert (flying.state, resting.state) == (RolloutState.PARTIAL, RolloutState.ABORTED)
+        again = (await engine.restore()).handles
+        for handle in (flying, resting):
+            with pytest.raises(Fenced):
+                await handle.wait()
+        for handle in again:
+            assert list((await handle.wait()).tokens) == [1, 2, 3, 4]
+            assert store.load(handle.id).state is RolloutState.COMPLETED
+        assert engine.places() == {}
+        assert engine.ledger().balanced
+        assert engine.ledger().released == 2
+    assert store.pending() == []
+    assert lines.of(StreamAnomaly, kind="snapshot_refused") == []
+    for name in "ab":
+        delivered = [line["disposition"] for line in lines.of(RolloutDisposition, rollout_id=name)]
+        assert delivered == ["none", "delivered"]
+
+
+async def test_a_pending_rollout_that_another_owner_has_taken_is_his() -> None:
+    """He saves it in his name at once, so that tails of his are not taken for ours."""
+    store = MemoryStore()
+    async with engine_on(ScriptedBackend(HANGING), store=store, max_in_flight=1) as engine:
+        engine.submit(request("a"))
+        pending = engine.submit(request("b"))
+        async with engine_on(ScriptedBackend(HANGING), store=store, checkpoint_tokens=1) as other:
+            await other.restore(force=True)
+            await until(lambda: len(store.load("b").tokens) == 1)
+            assert store.load("b").process == other.process_id
+        assert {handle.id for handle in (await engine.restore()).handles} == {"a", "b"}
+        with pytest.raises(Fenced):
+            await pending.wait()
+
+
 async def test_a_fence_found_at_a_checkpoint_ends_the_stream() -> None:
     """Tokens for somebody else's rollout need not be generated here."""
     store, backend, lines = (
