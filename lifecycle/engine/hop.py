@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 
 T = TypeVar("T")
+WayIn = Callable[[Callable[[], Any]], object]
 
 
 async def outcome(future: Future[T]) -> T:
@@ -27,16 +28,14 @@ async def outcome(future: Future[T]) -> T:
     return future.result()
 
 
-def _way_in() -> Callable[[Callable[[], Any]], object]:
+def _way_in() -> WayIn:
     """How another thread has a function called in the loop that runs here. Trio first: asyncio may be its host."""
-    if "trio" in sys.modules:
-        import trio  # noqa: PLC0415  only where somebody uses it already
-
-        with suppress(RuntimeError):
-            return trio.lowlevel.current_trio_token().run_sync_soon
+    with suppress(KeyError, RuntimeError):  # nobody has imported it; this is no task of it
+        trio: Any = sys.modules["trio"]
+        return cast("WayIn", trio.lowlevel.current_trio_token().run_sync_soon)
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
-def _call(enter: Callable[[Callable[[], Any]], object], function: Callable[[], Any]) -> None:
+def _call(enter: WayIn, function: Callable[[], Any]) -> None:
     with suppress(RuntimeError):  # the loop is gone, and with it whoever waited
         enter(function)
