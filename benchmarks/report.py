@@ -55,7 +55,9 @@ def run(log: Path, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     """Generate, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lines", type=int, default=5_000_000)
     parser.add_argument("--log", type=Path, help="use this log")
     parser.add_argument("--repeats", type=int, default=2)
