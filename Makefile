@@ -31,7 +31,7 @@ test: $(STAMP)  ## the ordinary tests: pip only, under 3 minutes on 2 cores
 test-all: coverage live  ## what needs more than pip: crashes, PostgreSQL, a browser, a real SGLang; and coverage
 
 live: $(STAMP)  ## the contract suite against a real SGLang and its router, on the CPU
-	$(BIN)/python -m pytest tests/live -q -p no:xdist $(HEAVY)
+	$(BIN)/python -m pytest -p tests.live.plugin tests/live tests/contract -q -p no:xdist $(HEAVY)
 
 check: $(STAMP)  ## format, lint, types, floors, exports, generated files
 	$(BIN)/ruff format --check .

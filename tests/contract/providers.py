@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import pytest
 
@@ -32,6 +32,8 @@ class Provider(Protocol):
     """One server in each stream mode that stays up for the whole run, routers over them, and more to be killed."""
 
     name: str
+    second: int
+    """Tokens that take a server about a second."""
 
     def worker(self, mode: str) -> str:
         """The URL of the server in this mode."""
@@ -50,7 +52,13 @@ class Simulated:
     """Simulated servers, and real routers over them."""
 
     name = "simulator"
-    settings = {"tokens_per_second": 800, "seed": 11, "late_abort_delay": 0.2, "max_running_requests": 8}
+    second = 200
+    settings: ClassVar[dict[str, Any]] = {
+        "tokens_per_second": 4 * second,
+        "seed": 11,
+        "late_abort_delay": 0.2,
+        "max_running_requests": 8,
+    }
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -74,9 +82,7 @@ class Simulated:
     def doomed(self, modes: Sequence[str]) -> Iterator[list[Doomed]]:
         """Fresh simulated workers."""
         with ExitStack() as stack:
-            servers = [
-                stack.enter_context(SimulatedCluster(mode=mode, **self.settings))[0] for mode in modes
-            ]
+            servers = [stack.enter_context(SimulatedCluster(mode=mode, **self.settings))[0] for mode in modes]
             yield [Doomed(server.url, server.kill) for server in servers]
 
 
@@ -84,6 +90,7 @@ class Named:
     """Servers that run already; ``CONTRACT_SERVERS="cumulative=http://…,incremental=http://…"``."""
 
     name = "named"
+    second = 500
 
     def __init__(self, stack: ExitStack, urls: dict[str, str]) -> None:
         self._stack = stack

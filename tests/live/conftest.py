@@ -1,4 +1,4 @@
-"""Fixtures over a real SGLang: a cluster for the session, more workers for a test, and a look for leaks after each."""
+"""Fixtures over a real SGLang: more workers for a test, and a look for leaks after each. The cluster is the plugin's."""
 
 from __future__ import annotations
 
@@ -6,37 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tests.live.cluster import LiveCluster, leaked, live_cluster
-from tests.live.environment import EXIT_UNAVAILABLE, Environment, InstallFailed, Unavailable, ensure
+from tests.contract.providers import LIVE_PLUGIN
+from tests.live.cluster import LiveCluster, leaked
 from tests.live.processes import Mode, Server
 
-SETUP_TIMEOUT = 900
-"""Seconds a first test may take: it pays for the installation and for the start of two servers."""
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every live test the time that the fixtures of the first may need."""
-    for item in items:
-        if item.path.is_relative_to(__file__.rpartition("/")[0]):
-            item.add_marker(pytest.mark.timeout(SETUP_TIMEOUT))
-
-
-@pytest.fixture(scope="session")
-def live_environment() -> Environment:
-    """The environment with SGLang in it; the whole run ends with one line where there can be none."""
-    try:
-        return ensure()
-    except Unavailable as problem:
-        pytest.exit(f"live tests NOT RUN, no SGLang on this platform: {problem}", returncode=EXIT_UNAVAILABLE)
-    except InstallFailed as problem:
-        pytest.exit(f"live tests NOT RUN, SGLang's installation failed: {problem}", returncode=1)
-
-
-@pytest.fixture(scope="session")
-def cluster(live_environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    """Two real servers, cumulative and incremental; routers are started when first asked for."""
-    with live_cluster(live_environment, tmp_path_factory.mktemp("live")) as running:
-        yield running
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the plugin for whoever runs this directory without naming it."""
+    if not config.pluginmanager.hasplugin(LIVE_PLUGIN):
+        config.pluginmanager.import_plugin(LIVE_PLUGIN)
 
 
 @pytest.fixture

@@ -61,5 +61,7 @@ def site(whole_site: Site, note_subject: Callable[[str], None]) -> Iterator[Site
     try:
         whole_site.is_empty()
     except AssertionError:
-        whole_site.post("/abort_request", {"abort_all": True})  # so that the next test begins with empty servers
+        whole_site.post(
+            "/abort_request", {"abort_all": True}
+        )  # so that the next test begins with empty servers
         raise

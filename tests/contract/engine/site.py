@@ -76,7 +76,9 @@ class Site:
 
     def loads(self) -> list[tuple[int, int]]:
         """Running and waiting requests of each worker."""
-        found = [self.client.get(f"{worker}/v1/loads?include=core").json()["loads"] for worker in self.workers]
+        found = [
+            self.client.get(f"{worker}/v1/loads?include=core").json()["loads"] for worker in self.workers
+        ]
         return [(load["num_running_reqs"], load["num_waiting_reqs"]) for (load,) in found]
 
     def wait_for_loads(self, good: Callable[[list[tuple[int, int]]], bool], seconds: float = 15.0) -> None:
@@ -118,7 +120,10 @@ class Site:
                     pass
             ended.append(worker)
 
-        async with httpx.AsyncClient(limits=limits, timeout=DEADLINE) as client, anyio.create_task_group() as tasks:
+        async with (
+            httpx.AsyncClient(limits=limits, timeout=DEADLINE) as client,
+            anyio.create_task_group() as tasks,
+        ):
             for worker in self.workers:
                 for _ in range(count):
                     tasks.start_soon(read, client, worker)
@@ -153,7 +158,9 @@ class Site:
         settings.setdefault("policy", Policy(backoff_initial=0.05, backoff_max=0.5))
         with anyio.fail_after(DEADLINE):
             async with (
-                SGLangBackend(urls or self.url, strategy=strategy, transport=transport, client=client) as backend,
+                SGLangBackend(
+                    urls or self.url, strategy=strategy, transport=transport, client=client
+                ) as backend,
                 LifecycleEngine(backend, log=lines, random=random, **settings) as engine,  # type: ignore[arg-type]
             ):
                 yield engine
@@ -194,7 +201,9 @@ async def grown(handle: RolloutHandle, tokens: int) -> None:
     async with aclosing(handle.updates()) as updates:
         async for snapshot in updates:
             if len(snapshot.tokens) >= tokens:
-                assert not handle.at_rest, f"it came to rest at {len(snapshot.tokens)} tokens: {snapshot.reason}"
+                assert not handle.at_rest, (
+                    f"it came to rest at {len(snapshot.tokens)} tokens: {snapshot.reason}"
+                )
                 return
     raise AssertionError(f"it ended with {len(handle.rollout.tokens)} of {tokens} tokens: {handle.state}")
 

@@ -36,7 +36,9 @@ async def test_a_resume_after_an_abort_or_a_closed_stream(site: Site, strategy: 
         assert report.outcomes == {"a": Outcome.CONFIRMED if strategy == "fanout" else Outcome.LOST}
         assert report.kept == ("a",)
         asked = set(site.workers) if strategy == "fanout" else {site.url}
-        assert {receipt.worker for receipt in report.receipts} <= asked  # the stream may end before a worker answers
+        assert {
+            receipt.worker for receipt in report.receipts
+        } <= asked  # the stream may end before a worker answers
         site.check(kept)
         await site.goes_on(engine, kept)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import anyio
 import httpx
 import pytest
 
-from lifecycle.engine.handle import RolloutHandle
 from lifecycle.states import Outcome, Reason, RolloutState
 from tests.contract.engine.site import PROMPT, Site, grown
-from tests.contract.providers import MODES, Provider
+from tests.contract.providers import MODES, Doomed, Provider
 
 pytestmark = [pytest.mark.contract, pytest.mark.anyio]
 
@@ -53,8 +54,52 @@ async def test_a_crowd_is_aborted_and_goes_on(site: Site) -> None:
             site.check(await engine.submit(handle.snapshot()).wait())
 
 
+KILLED = 8
+
+
 @pytest.fixture(scope="module")
-def spare(provider: Provider) -> Iterator[dict[str, object]]:
-    """One more worker in each mode."""
+def doomed(provider: Provider) -> Iterator[dict[str, Doomed]]:
+    """One more worker in each mode, to be killed."""
     with provider.doomed(MODES) as workers:
         yield dict(zip(MODES, workers, strict=True))
+
+
+@pytest.mark.parametrize(("mode", "routed"), [("cumulative", False), ("incremental", True)])
+async def test_a_worker_is_killed(
+    provider: Provider,
+    doomed: dict[str, Doomed],
+    control: httpx.Client,
+    note_subject: Callable[[str], None],
+    mode: str,
+    routed: bool,
+) -> None:
+    """Its rollouts go on from their prefixes on the other worker, which streams in the other mode."""
+    victim = doomed[mode]
+    (other,) = set(MODES) - {mode}
+    workers = (victim.url, provider.worker(other))
+    url = provider.router(workers) if routed else workers[0]
+    where = f"{mode}, killed, {'routed' if routed else 'direct'}"
+    note_subject(f"{provider.name} {where}, engine")
+    site = Site(where, url, workers, 8, control)
+    survivor = replace(site, workers=workers[1:])
+    site.answer(PROMPT, 2 * provider.second)
+    site.is_empty()
+    async with site.engine(urls=url if routed else workers) as engine:
+        handles = [engine.submit(site.request(str(number), 2 * provider.second)) for number in range(KILLED)]
+        for handle in handles:
+            await grown(handle, 4)
+        await anyio.to_thread.run_sync(victim.kill)
+        wholes = [await handle.wait() for handle in handles]
+        moved = [whole for whole in wholes if whole.attempts[0].trigger == "lose"]
+        assert len(moved) == KILLED // 2
+        assert {whole.attempts[0].reason for whole in moved} == {Reason.DISCONNECTED}
+        assert all(whole.attempts[-1].start >= 4 for whole in moved)
+        assert all(len(whole.attempts) == 1 for whole in wholes if whole not in moved)
+        for whole in wholes:
+            assert whole.state is RolloutState.COMPLETED
+            site.check(whole)
+        after = engine.submit(site.request("after"))
+        await grown(after, 4)
+        report = await after.abort()
+        assert report.outcomes == {"after": Outcome.CONFIRMED}
+    survivor.is_empty()

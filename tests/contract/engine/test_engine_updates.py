@@ -101,7 +101,10 @@ async def test_an_update_in_the_middle_of_rollouts(site: Site, mode: str) -> Non
     """All tokens stay, each with the version that the server says it is of; what was stopped goes on by itself."""
     (before,) = site.versions()
     tee = Tee()
-    async with httpx.AsyncClient(transport=tee) as client, site.engine(client=client, version=before) as engine:
+    async with (
+        httpx.AsyncClient(transport=tee) as client,
+        site.engine(client=client, version=before) as engine,
+    ):
         handles = [engine.submit(site.request(str(number))) for number in range(ROLLOUTS)]
         for handle in handles:
             await grown(handle, 8)
