@@ -98,7 +98,10 @@ HEAVY = {
         ("from lifecycle import ROLLOUT", HEAVY | {"structlog", "lifecycle.engine"}),
         ("from lifecycle import RolloutRequest, Snapshot, RolloutState", HEAVY | {"lifecycle.engine"}),
         ("import lifecycle.log", HEAVY - {"asyncio", "rich"} | {"lifecycle.engine", "lifecycle.stores"}),
-        ("import lifecycle.analysis", {"anyio", "trio", "httpx", "httptools", "psycopg", "sqlite3", "duckdb"}),
+        (
+            "import lifecycle.analysis",
+            {"anyio", "trio", "httpx", "httptools", "psycopg", "sqlite3", "duckdb"},
+        ),
         (
             "import lifecycle.diagram",
             {"anyio", "trio", "httpx", "httptools", "psycopg", "sqlite3", "duckdb", "structlog"},
