@@ -301,7 +301,9 @@ class Scheduler:
         if not request.faults:
             return False
         for fault in request.take_faults(FaultKind.STALL, FaultKind.RETRACT, FaultKind.ABORT):
-            if fault.kind is FaultKind.STALL:
+            if request.phase is not Phase.RUNNING:
+                request.faults.append(fault)  # one fault at a time: this one strikes when it runs again
+            elif fault.kind is FaultKind.STALL:
                 self.show(request)
                 request.stalled_until = -1 if fault.steps is None else self.now + fault.steps
                 request.deaf = fault.deaf

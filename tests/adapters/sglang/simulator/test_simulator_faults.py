@@ -120,6 +120,14 @@ def test_merge_holds_chunks_back_once() -> None:
     assert [chunk["meta_info"]["completion_tokens"] for chunk in reader.chunks] == [1, 4, 5, 6, 7, 8]
 
 
+def test_two_faults_of_one_moment_strike_one_after_the_other() -> None:
+    """Retracted once, and again when it runs again."""
+    twice = faulty(Fault(FaultKind.RETRACT, after=2), Fault(FaultKind.RETRACT, after=2))
+    reader = submit(twice).finish()
+    assert reader.meta["num_retractions"] == 2
+    assert reader.request.tokens == expected(twice, 6)
+
+
 def test_retraction_at_a_token() -> None:
     """The request goes to the queue and comes again, counted."""
     reader = submit(faulty(Fault(FaultKind.RETRACT, after=3))).finish()
