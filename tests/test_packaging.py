@@ -76,6 +76,7 @@ def test_the_wheel_alone_runs_outside_the_checkout(wheel: Path, tmp_path: Path) 
         env=environment,
         capture_output=True,
         text=True,
+        check=False,
     )
     assert shown.returncode == 0, shown.stderr
     assert "run" in shown.stdout
@@ -97,6 +98,7 @@ def test_the_wheel_alone_runs_outside_the_checkout(wheel: Path, tmp_path: Path) 
         env=environment,
         capture_output=True,
         text=True,
+        check=False,
     )
     assert missing.returncode == 2
     assert "pip install 'rollout-lifecycle[sim]'" in missing.stderr
