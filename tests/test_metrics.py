@@ -177,3 +177,15 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
             export(engine)
 
     in_engine(visit)
+
+
+def test_the_engine_has_a_reader_of_its_own() -> None:
+    """`engine.metrics()` gives what happened since it was last called, whoever else reads."""
+
+    async def visit(engine: LifecycleEngine) -> None:
+        await engine.generate(request("a"))
+        StepMetrics(engine).take()
+        assert engine.metrics()["rollout/tokens/observed"] == 2
+        assert engine.metrics()["rollout/tokens/observed"] == 0
+
+    in_engine(visit)

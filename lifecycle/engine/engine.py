@@ -22,6 +22,7 @@ from lifecycle.engine.groups import Batch
 from lifecycle.engine.handle import RolloutHandle
 from lifecycle.engine.intake import Intake
 from lifecycle.engine.looking import as_reason, look
+from lifecycle.engine.metrics import StepMetrics
 from lifecycle.engine.preparing import prepare
 from lifecycle.engine.recorder import Recorder, outcome_at_rest
 from lifecycle.engine.reports import AbortReport, EngineStats, RestoreReport
@@ -51,9 +52,8 @@ Scope = RolloutHandle | Iterable[RolloutHandle | str] | None
 class LifecycleEngine:
     """Owns the life of every rollout submitted to it; an async context manager, on asyncio and on trio.
 
-    `backend` is entered and closed by the caller. `log` is a path, a structlog logger or None; `store` a
-    `SnapshotStore` or None. `version` is the weight label the servers serve now, if known. Further keywords are the
-    fields of `EngineSettings`. No module state: any number of engines may live in one process.
+    `backend` is entered and closed by the caller. `log` is a path, a structlog logger or None; `store` a store or
+    None. `version` is the weight label served now, if known. Further keywords are the fields of `EngineSettings`.
 
     Leaving the block closes the gate, ends what is in flight (bounded by `close_timeout`), saves everything and
     writes the last log line; unfinished rollouts stay in the store as `aborted` and can be restored.
@@ -72,11 +72,7 @@ class LifecycleEngine:
         run_id: str | None = None,
         **settings: Any,
     ) -> None:
-        try:
-            self.settings = EngineSettings(**settings)
-        except TypeError as error:
-            known = ", ".join(EngineSettings.__dataclass_fields__)
-            raise ConfigurationError(f"{error}; settings are: {known}") from error
+        self.settings = EngineSettings.of(settings)
         self.policy = policy
         self._backend = backend
         self._journal = Journal(log, run_id=run_id)
@@ -89,6 +85,7 @@ class LifecycleEngine:
         self._updates = Updates(self, backend, self._aborts)
         self._tasks: EngineTasks | None = None
         self._closed = False
+        self._step_metrics = StepMetrics(self)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -326,6 +323,10 @@ class LifecycleEngine:
     def stats(self) -> EngineStats:
         """Numbers of this moment."""
         return look(self.core, self._aborts, self._journal)
+
+    def metrics(self) -> dict[str, float]:
+        """Plain numbers for an experiment tracker: what is so now, and what happened since the last call."""
+        return self._step_metrics.take()
 
     def ledger(self) -> LedgerView:
         """Where every rollout is and what became of every token."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 
@@ -67,6 +68,15 @@ class EngineSettings:
     backlog_rollouts: int = 16_384
     backlog_bytes: int = 512 * 1024 * 1024
     flush_seconds: float = 1.0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> EngineSettings:
+        """Settings from keywords. Raises ConfigurationError that names an unknown one and lists the known."""
+        unknown = settings.keys() - cls.__dataclass_fields__.keys()
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise ConfigurationError(f"unknown setting {', '.join(sorted(unknown))}; settings are: {known}")
+        return cls(**settings)
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work, by name."""
