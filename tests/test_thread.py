@@ -520,7 +520,7 @@ def run_script(body: str) -> subprocess.CompletedProcess[str]:
 
 
 PREAMBLE = """
-import os, signal, sys, threading, time
+import anyio, os, signal, sys, threading, time
 from contextlib import nullcontext
 from lifecycle import EngineThread, EngineClosed, RolloutRequest
 from lifecycle.testing.backend import Hang, ScriptedBackend, tokens
@@ -534,11 +534,18 @@ def test_a_keyboard_interrupt_leaves_nothing_behind() -> None:
     result = run_script(
         PREAMBLE
         + """
+pressed = threading.Event()
+class Patient(ScriptedBackend):
+    async def abort(self, calls, **options):
+        while not pressed.is_set(): await anyio.sleep(0.001)
+        return await super().abort(calls, **options)
+backend = Patient(backend.script)
 def press():
     while not backend.live: time.sleep(0.002)
     os.kill(os.getpid(), signal.SIGINT)
-    while not backend.aborted: time.sleep(0.0005)
+    while not engine._closing: time.sleep(0.0005)
     os.kill(os.getpid(), signal.SIGINT)
+    pressed.set()
 threading.Thread(target=press, daemon=True).start()
 try:
     with EngineThread(lambda: nullcontext(backend)) as engine:

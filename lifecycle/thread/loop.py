@@ -81,7 +81,11 @@ class LoopThread(Generic[T]):
         """Leave the context manager and wait for the thread."""
         if os.getpid() != self._process:
             return
-        self._shut_down()
+        try:
+            self._shut_down()
+        except KeyboardInterrupt:
+            self._shut_down()  # it may have come between two lines there, before all was done
+            raise
         if self._failure is not None and error is None:
             raise self._failure
 
