@@ -8,6 +8,7 @@ Round 2 finishes them from where they were. What is said at the end is read from
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys

@@ -55,8 +55,8 @@ class LifecycleEngine:
     `backend` is entered and closed by the caller. `log` is a path, a structlog logger or None; `store` a store or
     None. `version` is the weight label served now, if known. Further keywords are the fields of `EngineSettings`.
 
-    Leaving the block closes the gate, ends what is in flight (bounded by `close_timeout`), saves everything and
-    writes the last log line; unfinished rollouts stay in the store as `aborted` and can be restored.
+    Leaving the block closes the gate, ends what is in flight (bounded by `close_timeout`), saves everything and writes
+    the last log line; what is unfinished stays in the store as `aborted` and can be restored.
     """
 
     def __init__(
@@ -114,7 +114,6 @@ class LifecycleEngine:
     ) -> bool | None:
         """Close in order, whatever the reason, within bounded time."""
         assert self._tasks is not None
-        swallow = None
         try:
             with anyio.CancelScope(shield=True):
                 await self.close()
