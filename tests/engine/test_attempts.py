@@ -69,13 +69,23 @@ async def test_only_consecutive_attempts_without_tokens_count() -> None:
     assert done.attempt == 9
 
 
-async def test_a_broken_connection_and_preempts_never_exhaust() -> None:
+async def test_preempts_never_exhaust() -> None:
     """They are not the request's fault, however often they come."""
-    plays = [[lost()], [PREEMPTED]] * 5 + [[tokens(1), finish()]]
+    plays = [[PREEMPTED]] * 30 + [[tokens(1), finish()]]
     async with engine_on(ScriptedBackend(scripts(a=plays)), policy=Policy(max_attempts=1)) as engine:
         done = await engine.generate(request())
     assert done.state is RolloutState.COMPLETED
-    assert done.attempt == 11
+    assert done.attempt == 31
+
+
+async def test_connections_that_break_cost_attempts_only_when_all_of_them_do() -> None:
+    """A dead worker is not the request's fault; four times max_attempts in a row may be."""
+    plays = [[lost()]] * 7 + [[tokens(1), lost()]] + [[lost()]] * 7 + [[tokens(1), finish()]]
+    backend = ScriptedBackend(scripts(lucky=plays, poison=[[lost()]]))
+    async with engine_on(backend, policy=Policy(max_attempts=2)) as engine:
+        assert (await engine.generate(request("lucky"))).state is RolloutState.COMPLETED
+        done = await engine.generate(request("poison"))
+        assert (done.state, done.reason, done.attempt) == (RolloutState.FAILED, Reason.ATTEMPTS, 8)
 
 
 async def test_a_refusal_fails_at_once() -> None:
