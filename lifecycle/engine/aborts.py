@@ -64,7 +64,7 @@ class Aborts:
 
     def next_due(self) -> float | None:
         """When `tick` must be called next."""
-        times = [abort.send_at for abort in self.pending.values()]
+        times = [abort.send_at for abort in self.pending.values() if not self._held(abort)]
         if not self._core.servers_paused:
             times += [abort.deadline for abort in self.pending.values()]
         return min(times, default=None)
@@ -74,12 +74,20 @@ class Aborts:
         if not self._core.servers_paused:
             for abort in [a for a in self.pending.values() if a.deadline <= now]:
                 self._core.expire(abort.flight, Reason.ABORT_DEADLINE)
-        batch = [abort for abort in self.pending.values() if abort.send_at <= now]
+        batch = [a for a in self.pending.values() if a.send_at <= now and not self._held(a)]
         for abort in batch:
             pause = self._core.settings.abort_resend * 2.0 ** min(abort.rounds, 30)
             abort.rounds += 1
             abort.send_at = now + min(pause, self._core.settings.abort_resend_max)
         return batch
+
+    def _held(self, abort: PendingAbort) -> bool:
+        """Whether a pause of ours may hold the request before its scheduler has seen it.
+
+        SGLang loses an abort of such a request, and acts on no later one of it, nor on its closed connection
+        (tokenizer_manager.py, 0.5.23): it would run to its end. What has shown a token has been seen.
+        """
+        return self._core.servers_paused and abort.flight.rollout.attempt_tokens == 0
 
     async def send(self, batch: Sequence[PendingAbort]) -> None:
         """Ask the workers to end a batch; what no worker accepted is closed at once."""

@@ -402,3 +402,19 @@ async def test_tokens_older_than_allowed_are_dropped_at_a_retry_and_at_a_resume(
         assert engine.ledger().dropped == {"stale": 2}
         fresh = Snapshot.from_prefix(request("c", max_new_tokens=1), [9], None, "2")
         assert list((await engine.generate(fresh)).tokens) == [9]
+
+
+async def test_an_abort_in_a_pause_is_kept_back_until_the_scheduler_must_have_seen_the_request() -> None:
+    """What has shown a token is told at once, the rest when the servers run again: SGLang loses an earlier one."""
+    backend = ScriptedBackend(scripts(fresh=[[Hang()]], begun=[[tokens(1), Hang()]]))
+    async with engine_on(backend) as engine, anyio.create_task_group() as tasks:
+        fresh, begun = engine.submit(request("fresh")), engine.submit(request("begun"))
+        await until(lambda: begun.state is RolloutState.PARTIAL and fresh.state is RolloutState.STREAMING)
+        async with engine.weight_update("2", "in_place"):
+            tasks.start_soon(engine.abort)
+            await anyio.sleep(60)
+            assert begun.state is RolloutState.ABORTED
+            assert fresh.state is RolloutState.ABORTING
+            assert backend.log == ["pause in_place True", "abort"]
+        assert (await fresh.wait()).outcome is Outcome.CONFIRMED
+        assert backend.log[2:] == ["resume 2 True", "abort"]

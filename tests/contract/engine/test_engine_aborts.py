@@ -98,6 +98,27 @@ async def test_an_abort_of_a_retracted_request(site: Site) -> None:
         await site.goes_on(engine, kept)
 
 
+async def test_an_abort_that_cannot_be_heard(site: Site) -> None:
+    """What somebody else's pause holds back hears no abort: at the deadline its stream is closed, and said to leak."""
+    async with site.engine() as engine:
+        site.post("/pause_generation", {"mode": "in_place"})
+        handle = engine.submit(site.request())
+        await until(lambda: handle.state is RolloutState.STREAMING)
+        report = await handle.abort(timeout=1.0)
+        assert report.leaks == ("a",)
+        kept = await handle.wait()
+        assert kept.state is RolloutState.ABORTED
+        await anyio.wait_all_tasks_blocked()  # the stream is closed by now
+        site.post("/continue_generation")
+        if site.routed:
+            # The router hears of the closed stream only with the next chunk, and the server acts on one abort of a
+            # request only, the lost one: the leak that the report speaks of is real, and abort_all ends it.
+            await site.until_loads(lambda loads: sum(running for running, _ in loads) == 1)
+            site.post("/abort_request", {"abort_all": True})
+            await anyio.to_thread.run_sync(site.is_empty)
+        await site.goes_on(engine, kept)
+
+
 async def test_an_abort_twice_and_after_the_end(site: Site) -> None:
     """Whoever asks later joins the first, and a finished rollout stays finished."""
     async with site.engine() as engine:
