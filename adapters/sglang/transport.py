@@ -24,7 +24,7 @@ HEADERS = {
 }
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before the server's own 5 s (uvicorn under SGLang): no POST meets a closing socket."""
-STREAMS_PER_POOL = 64
+STREAMS_PER_POOL = 16
 """httpx's pool does work that grows with the square of its open connections; several small pools do not."""
 DEFAULT_IN_FLIGHT = 512
 """What a client brought by the caller must be able to hold open where nothing else was said: the engine's default."""
@@ -97,13 +97,35 @@ BROKEN = (httpx.TransportError, httpx.StreamError)
 
 
 class _Pool:
-    """A client and how many of its streams are open."""
+    """Some connections and how many streams are open on them: a client of the caller's, or a transport of ours.
 
-    __slots__ = ("client", "streams")
+    Between our own transport and us there is no httpx client: its cookies, redirects and hooks are not wanted, and
+    each of its layers costs something for every chunk.
+    """
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
+    __slots__ = ("_client", "_transport", "streams")
+
+    def __init__(self, owner: httpx.AsyncClient | httpx.AsyncHTTPTransport) -> None:
+        self._client = owner if isinstance(owner, httpx.AsyncClient) else None
+        self._transport = owner if isinstance(owner, httpx.AsyncHTTPTransport) else None
         self.streams = 0
+
+    async def send(
+        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: httpx.Timeout
+    ) -> httpx.Response:
+        """Send a request; its answer with the body not read."""
+        if self._client is not None:
+            request = self._client.build_request(method, url, content=body, headers=headers, timeout=timeout)
+            return await self._client.send(request, stream=True, follow_redirects=False)
+        assert self._transport is not None
+        extensions = {"timeout": timeout.as_dict()}
+        request = httpx.Request(method, url, content=body, headers=headers, extensions=extensions)
+        return await self._transport.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close what is ours."""
+        if self._transport is not None:
+            await self._transport.aclose()
 
 
 class HttpxResponse:
@@ -113,7 +135,8 @@ class HttpxResponse:
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
         self._response = response
-        self._chunks: AsyncIterator[bytes] = response.aiter_raw()
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        self._chunks: AsyncIterator[bytes] = aiter(response.stream)
         self._pool: _Pool | None = pool
         self._reading = False
         self._over = False  # the chain of generators inside httpx has ended, one way or another
@@ -169,12 +192,10 @@ class HttpxTransport:
     async def open(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
         """Send and wait for the header."""
         pool = self._given or self._roomy_pool(url.startswith("https:"))
-        request = pool.client.build_request(
-            method, url, content=body, headers={**HEADERS, **headers}, timeout=self._timeout
-        )
         pool.streams += 1
         try:
-            return HttpxResponse(await pool.client.send(request, stream=True, follow_redirects=False), pool)
+            response = await pool.send(method, url, body, {**HEADERS, **headers}, self._timeout)
+            return HttpxResponse(response, pool)
         except BaseException as problem:
             pool.streams -= 1
             if isinstance(problem, NOT_CONNECTED):
@@ -190,10 +211,7 @@ class HttpxTransport:
         limits = httpx.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
         )
-        client = httpx.AsyncClient(
-            limits=limits, verify=self._context(tls), trust_env=False, timeout=self._timeout
-        )
-        pool = _Pool(client)
+        pool = _Pool(httpx.AsyncHTTPTransport(limits=limits, verify=self._context(tls), trust_env=False))
         self._pools[tls].append(pool)
         return pool
 
@@ -208,7 +226,7 @@ class HttpxTransport:
     async def aclose(self) -> None:
         """Close the pools made here; a client of the caller's stays open."""
         for pool in (*self._pools[False], *self._pools[True]):
-            await pool.client.aclose()
+            await pool.aclose()
 
 
 def check_client(client: httpx.AsyncClient, needed: int) -> None:

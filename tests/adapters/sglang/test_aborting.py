@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from adapters.sglang import SGLangBackend
+from adapters.sglang.aborting import AT_ONCE
 from adapters.sglang.live import LiveStreams
 from lifecycle.backend import Call, CallRef, ReceiptStatus
 from lifecycle.events import EndKind, StreamEnd, StreamEvent
@@ -129,7 +130,7 @@ async def test_dead_worker_is_tried_once(backend_of: Callable[..., SGLangBackend
         )
         assert (alive.status, len(alive.rids), alive.requests) == (ACCEPTED, 100, 100)
         assert (dead.status, len(dead.rids)) == (UNREACHABLE, 100)
-        assert dead.requests <= 8
+        assert dead.requests <= AT_ONCE
 
 
 async def test_deadline(backend_of: Callable[..., SGLangBackend]) -> None:
