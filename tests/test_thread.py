@@ -371,6 +371,14 @@ def test_leaving_the_block_ends_the_calls_of_other_threads() -> None:
     ]
 
 
+def test_a_call_that_the_end_cuts_short_is_no_cancellation() -> None:
+    """Who awaits it in another loop is told that the engine is closed, not that somebody cancelled it."""
+    with thread_over(ScriptedBackend(short)) as engine:
+        future = engine.start(anyio.sleep_forever)
+    with pytest.raises(EngineClosed):
+        future.result(timeout=10)
+
+
 def test_an_engine_whose_loop_breaks_is_reported_and_its_thread_ends() -> None:
     """What breaks beside the engine ends the thread; waiting calls and later ones say so, the block raises it."""
     broken = anyio.Event()

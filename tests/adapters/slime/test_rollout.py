@@ -136,6 +136,39 @@ def test_prefixes_that_are_too_old_begin_again(slime: Slime) -> None:
     assert slime.engine(args).ledger().dropped == {"stale": 4}
 
 
+def test_a_step_that_is_over_draws_no_more(slime: Slime) -> None:
+    """A draw that the end overtakes is waited for, one that has not begun is not made: the cursor can be saved at once."""
+    slime.backend = ScriptedBackend(quick)
+    args = slime.args()
+    source = slime.data_source(args)
+    entered, release = threading.Event(), threading.Event()
+    original = source.get_samples
+
+    def held(count: int) -> Any:
+        entered.set()
+        assert release.wait(10)
+        return original(count)
+
+    source.get_samples = held
+
+    async def scenario() -> None:
+        step = adapters.slime.rollout.Step(args, 0, source, runtime_for(args))
+        draw = step._draw()
+        drawing = asyncio.ensure_future(anext(draw))
+        await until(entered.is_set)
+        stopping = asyncio.ensure_future(step._stop_drawing())
+        await asyncio.sleep(0.01)
+        assert not stopping.done()
+        release.set()
+        await stopping
+        assert len(await drawing) == 2
+        assert [group async for group in draw] == []
+        assert [group async for group in step._draw()] == []
+
+    asyncio.run(scenario())
+    assert source.sample_group_index == 1
+
+
 def test_failed_groups_are_not_trained_on(slime: Slime) -> None:
     """A group with a failed sample is left out, counted, and asked for no reward."""
     slime.backend = ScriptedBackend(lambda call: [BROKEN] if number_of(call) == 0 else quick(call))
