@@ -23,7 +23,7 @@ from lifecycle.log.records import RolloutRest, RolloutTransition
 HERE = Path(__file__).parent
 OUT = Path("demo-out")
 COMMON = [
-    str(HERE / "prompts.jsonl"),
+    os.path.relpath(HERE / "prompts.jsonl"),
     "--out",
     str(OUT),
     "--samples-per-prompt",
