@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from lifecycle.engine import LifecycleEngine
-from lifecycle.errors import Fenced, SnapshotCorrupt
+from lifecycle.errors import Fenced, SnapshotCorrupt, StoreUnavailable
 from lifecycle.log import read_log
 from lifecycle.log.records import (
     RolloutDisposition,
@@ -323,6 +323,32 @@ async def test_a_write_that_the_store_refuses_for_good_is_a_line() -> None:
     (line,) = lines.of(StreamAnomaly)
     assert line["rollout_id"] == "a"
     assert "not stored" in line["detail"]
+
+
+async def test_a_store_in_memory_that_fails_is_told() -> None:
+    """Nothing is tried again without a thread; the line says which write was lost, and a claim raises."""
+
+    class Failing(MemoryStore):
+        fails = False
+
+        def flush(self) -> None:
+            if self.fails:
+                raise StoreUnavailable("no room")
+            super().flush()
+
+        def claim(self, owner, ttl, *, ids=None, force=False):
+            raise StoreUnavailable("no answer")
+
+    store, lines = Failing(), Lines()
+    async with engine_on(ScriptedBackend(simple(1)), lines, store=store) as engine:
+        store.fails = True
+        handle = engine.submit(request())
+        await until(lambda: handle.at_rest)
+        store.fails = False
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            await engine.restore()
+    assert lines.of(StreamAnomaly)
+    assert "no room" in lines.of(StreamAnomaly)[0]["detail"]
 
 
 async def test_a_living_copy_that_another_owner_wrote_over_ends_and_comes_back() -> None:

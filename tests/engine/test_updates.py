@@ -418,3 +418,14 @@ async def test_an_abort_in_a_pause_is_kept_back_until_the_scheduler_must_have_se
             assert backend.log == ["pause in_place True", "abort"]
         assert (await fresh.wait()).outcome is Outcome.CONFIRMED
         assert backend.log[2:] == ["resume 2 True", "abort"]
+
+
+async def test_a_version_that_others_have_published_counts_too() -> None:
+    """What waits with tokens too old for its policy begins again."""
+    lines, backend = Lines(), ScriptedBackend(scripts(a=[[tokens(2, version="2"), finish()]]))
+    async with engine_on(backend, lines, version="1", policy=Policy(max_staleness=0)) as engine:
+        handle = engine.submit(Snapshot.from_prefix(request(), [9], None, "1"))
+        engine.note_version("2")
+        assert engine.version == "2"
+        assert list((await handle.wait()).tokens) == [2]
+        assert engine.ledger().dropped == {"stale": 1}

@@ -284,9 +284,10 @@ def check_moment(world: World, engine: LifecycleEngine, handles: dict[str, Rollo
 async def finish(world: World, engine: LifecycleEngine, handles: dict[str, RolloutHandle]) -> None:
     """On servers that work again, everything comes to its end."""
     for brain in world.brains:
-        brain.revive()
         brain.faults.clear()
     for _ in range(60):
+        for brain in world.brains:
+            brain.revive()
         await engine.drain()
         unfinished = [handle for handle in handles.values() if handle.state not in SETTLED]
         for handle in unfinished:
