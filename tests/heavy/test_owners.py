@@ -23,6 +23,8 @@ from lifecycle.stores import SqliteStore
 from tests.heavy.owner_child import LONG, ROLLOUTS, SHORT
 from tests.heavy.replays import Replay, violations
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 TTL = 1.5

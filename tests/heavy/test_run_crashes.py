@@ -19,6 +19,8 @@ from lifecycle.stores import SqliteStore
 from tests.cli.conftest import samples
 from tests.heavy.replays import Replay, violations
 
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 KILLS = 20
 CHECKPOINT_TOKENS = 16
