@@ -126,6 +126,21 @@ def test_closing_a_stream_aborts_it(subject: Subject) -> None:
     subject.wait_for_load(0, 0, seconds=5.0)
 
 
+def test_an_abort_lost_in_a_pause_is_the_only_one(subject: Subject) -> None:
+    """A request that was held by a pause when it was aborted runs on: no later abort ends it, nor its client's leaving."""
+    subject.post("/pause_generation", {"mode": "in_place"})
+    with subject.stream("deaf", LONG) as stream:
+        abort(subject, "deaf")
+        subject.post("/continue_generation")
+        stream.read(2)
+        abort(subject, "deaf")
+        stream.read(len(stream.tokens) + 100)
+    assert len(subject.complete("other", 200).tokens) == 200
+    subject.wait_for_load(1, 0)
+    subject.post("/abort_request", {"abort_all": True})
+    subject.wait_for_load(0, 0)
+
+
 def test_a_rid_used_again_at_once(subject: Subject) -> None:
     """Two seconds after a stream has ended its rid is aborted once more: a new request with it is cut down."""
     subject.complete("reused", 2)
