@@ -218,7 +218,7 @@ async def update(engine: LifecycleEngine, version: str) -> None:
         await anyio.sleep(0.2)
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(80))
 @given(PLANS)
 def test_every_group_leaves_once_and_whole(plan: Plan) -> None:
     """Delivered, failed, filtered or stale; carried only in between; the log and the store say the same."""
