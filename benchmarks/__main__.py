@@ -1,6 +1,6 @@
 """Every row of the table to reach, in one go.
 
-    python -m benchmarks [--quick] [--json] [--only stream,abort,…]
+    python -m benchmarks [--quick] [--json] [--only stream,abort,…] [--write FILE]
 
 Exit status 1 if a row is not reached (stretch rows apart): for people who look, never for the test suite.
 """
@@ -11,10 +11,11 @@ import argparse
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 from benchmarks import abort, memory, stream, transition
 from benchmarks.report import LIMITS
-from benchmarks.rows import Row, as_json, say, table
+from benchmarks.rows import Row, as_json, markdown, say, table
 from benchmarks.snapshot import codec
 
 
@@ -38,6 +39,15 @@ def report(quick: bool) -> list[Row]:
     return rows
 
 
+MARK = "<!-- the table: python -m benchmarks --write benchmarks/RESULTS.md -->\n"
+
+
+def write(page: Path, rows: list[Row]) -> None:
+    """Replace everything behind the mark by the table."""
+    before, mark, _ = page.read_text().partition(MARK) if page.exists() else ("", MARK, "")
+    page.write_text(before + (mark or MARK) + "\n" + markdown(rows))
+
+
 PARTS = {
     "stream": stream.measure,
     "transition": transition.measure,
@@ -56,6 +66,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--quick", action="store_true", help="fewer tokens, lines and rounds")
     parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE", help="put the table into this Markdown page, too"
+    )
     given = parser.parse_args()
     names = given.only.split(",")
     if unknown := set(names) - set(PARTS):
@@ -64,6 +77,8 @@ def main() -> int:
     for name in names:
         say(f"{name} …")
         rows += PARTS[name](given.quick)
+    if given.write is not None:
+        write(given.write, rows)
     print(as_json(rows) if given.json else table(rows))
     return int(any(row.reached is False and not row.stretch for row in rows))
 

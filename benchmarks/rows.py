@@ -9,6 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def table(rows: Iterable[Row]) -> str:
         for line in cells
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """For a page: when and where, and the table."""
+    head = ("what", "measured", "at most", "", "medians behind it")
+    lines = [head, ("---", "--:", "--:", "---", "---"), *map(shown, rows)]
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    found = ", ".join(f"{name} {value}" for name, value in machine().items())
+    today = datetime.now(tz=UTC).date().isoformat()
+    load = os.getloadavg()[0]
+    return f"Measured on {today}: {found}. Load average at the end: {load:.1f}.\n\n{body}\n"
 
 
 def machine() -> dict[str, str]:
