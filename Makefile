@@ -49,7 +49,7 @@ diagrams: $(STAMP)  ## draw the machines again after the table has changed
 
 coverage: $(STAMP)  ## ordinary and heavy tests with branch coverage, held to its floors
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m pytest -q -n $(WORKERS)
+	LIFECYCLE_EXAMPLES=4 $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS)
 	$(BIN)/python -m coverage run -m pytest tests/heavy -q $(HEAVY)
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report --fail-under=90
