@@ -1,8 +1,8 @@
-"""A scripted training run: a trainer process over simulated servers that die at random, killed once and restarted.
+"""A scripted training run: a trainer process that is killed once and restarted, over servers that may die at random.
 
 The trainer (`python -m tests.support.training PLAN.json`) collects a batch per step from a finite list of prompts, writes
-what was delivered, and changes the weights, every other time while rollouts are in flight. `TrainingRun` plays the rest
-of the world and then checks everything that must hold.
+what was delivered, and changes the weights, also while rollouts are in flight. A `ScriptedRun` lets it live twice and
+then checks everything that must hold; `TrainingRun` is that over simulated servers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ SEED = 11
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train. A step wants `prompts` groups of `samples`; the trainer dies inside step `crash_at`."""
+    """What to train. A step wants `prompts` groups of `samples`; the trainer dies inside step `crash_at`.
+
+    It dies when the groups of that step are nearly whole, or (`crash_in_update`) while its weight update has paused the
+    servers. Step n updates the weights in mode `modes[n % len(modes)]`: while rollouts are in flight if the mode is one
+    of `in_flight`, or else between two steps. `greedy`: what makes the samples of a group differ is their prompt and
+    their length, not a seed. `push_first`: each life begins with a weight update, as of a trainer with a checkpoint.
+    """
 
     folder: str
     url: list[str]
@@ -50,6 +56,11 @@ class Plan:
     over_sampling: float
     max_new_tokens: int
     crash_at: int
+    crash_in_update: bool = False
+    modes: Sequence[str] = ("retract", "abort", "in_place", "abort")
+    in_flight: Sequence[str] = ("abort",)
+    greedy: bool = False
+    push_first: bool = False
 
     @property
     def samples_file(self) -> Path:
@@ -70,20 +81,22 @@ def prompt_ids(number: int) -> list[int]:
     return list(f"prompt {number}: ".encode())
 
 
-def group(plan: Plan, number: int) -> list[RolloutRequest]:
-    """The requests of one prompt, each with a seed of its own."""
-    return [
-        RolloutRequest(
-            id=f"p{number}.{index}",
-            prompt_ids=prompt_ids(number),
-            max_new_tokens=plan.max_new_tokens,
-            sampling_params={"sampling_seed": index},
-            group_id=f"p{number}",
-            group_size=plan.samples,
-            index=index,
-        )
-        for index in range(plan.samples)
-    ]
+def request(plan: Plan, number: int, index: int) -> RolloutRequest:
+    """One sample of a prompt."""
+    prompt, budget = prompt_ids(number), plan.max_new_tokens
+    sampling: dict[str, Any] = {"sampling_seed": index}
+    if plan.greedy:
+        prompt, budget = [*prompt, *f"{index}. ".encode()], budget * (index + 1) // plan.samples
+        sampling = {"temperature": 0, "ignore_eos": True}
+    return RolloutRequest(
+        id=f"p{number}.{index}",
+        prompt_ids=prompt,
+        max_new_tokens=budget,
+        sampling_params=sampling,
+        group_id=f"p{number}",
+        group_size=plan.samples,
+        index=index,
+    )
 
 
 def delivered(plan: Plan) -> list[dict[str, Any]]:
@@ -124,31 +137,39 @@ class Trainer:
         for number in range(self.plan.steps * self.plan.prompts):
             name = f"p{number}"
             if name not in self.done and held[name] < self.plan.samples:
-                yield group(self.plan, number)
+                yield [request(self.plan, number, index) for index in range(self.plan.samples)]
 
     def accept(self, _members: list[Snapshot]) -> bool:
         """Counts whole groups, so that things can happen in the middle of a step."""
         self.settled += 1
         if self.settled >= self.plan.prompts // 2:
             self.half.set()
-        crash = self.engine.step == self.plan.crash_at and not (Path(self.plan.folder) / "crashed").exists()
-        if crash and self.settled >= self.plan.prompts - 1:
-            (Path(self.plan.folder) / "crashed").touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if not self.plan.crash_in_update and self.settled >= self.plan.prompts - 1:
+            self.crash()
         return True
 
-    async def update_in_flight(self, version: str) -> None:
-        """New weights while rollouts stream: they are aborted, and go on afterwards."""
+    def crash(self) -> None:
+        """Die, once, in the step that the plan names."""
+        crashed = Path(self.plan.folder) / "crashed"
+        if self.engine.step == self.plan.crash_at and not crashed.exists():
+            crashed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    async def update_in_flight(self, version: str, mode: str) -> None:
+        """New weights while rollouts stream: they are aborted or stand still, and go on afterwards."""
         await self.half.wait()
-        async with self.engine.weight_update(version, "abort"):
-            pass
+        async with self.engine.weight_update(version, mode):
+            if self.plan.crash_in_update:
+                self.crash()
 
     async def step(self, step: int, source: Iterator[list[RolloutRequest]]) -> None:
         """Collect, write, update."""
         self.engine.step, self.settled, self.half = step, 0, anyio.Event()
+        mode = self.plan.modes[step % len(self.plan.modes)]
+        in_flight = mode in self.plan.in_flight
         async with anyio.create_task_group() as tasks:
-            if step % 2:
-                tasks.start_soon(self.update_in_flight, str(step))
+            if in_flight:
+                tasks.start_soon(self.update_in_flight, str(step), mode)
             batch = await self.engine.collect(
                 source,
                 target=self.plan.prompts,
@@ -157,8 +178,8 @@ class Trainer:
             )
             self.half.set()
         self.write(step, batch)
-        if step % 2 == 0:
-            async with self.engine.weight_update(str(step), "in_place" if step % 4 else "retract"):
+        if not in_flight:
+            async with self.engine.weight_update(str(step), mode):
                 pass
 
     def write(self, step: int, batch: Batch) -> None:
@@ -192,6 +213,9 @@ async def train(plan: Plan) -> None:
     ):
         report = await engine.restore(force=True, resume=False)
         assert not report.unreadable
+        if plan.push_first:
+            async with engine.weight_update(str(done)):
+                pass
         held = Counter(handle.rollout.request.group for handle in report.handles)
         trainer = Trainer(plan, engine)
         source = trainer.source(held)
@@ -204,53 +228,24 @@ async def train(plan: Plan) -> None:
 # -- the world around it -------------------------------------------------------------------------------------------
 
 
-class TrainingRun:
-    """Servers, deaths, the trainer's two lives, and the checks."""
+class ScriptedRun:
+    """The trainer's two lives, and the checks."""
 
-    def __init__(
-        self, folder: Path, *, workers: int, router: bool, death_every_s: float, **sizes: Any
-    ) -> None:
+    def __init__(self, folder: Path, **sizes: Any) -> None:
         self.folder = folder
-        self.router = router
-        self.death_every_s = death_every_s
         self.sizes = sizes
-        self.deaths = 0
-        self.made_by_the_dead = 0
-        self.cluster = SimulatedCluster(
-            workers,
-            mode="incremental",
-            seed=SEED,
-            version_dependent=True,
-            eos_probability=0.02,
-            weight_version="0",
-            tokens_per_second=300,
-            stream_interval=4,
-        )
         self.plan: Plan
         self.books: list[dict[str, Any]] = []
-        self._random = random.Random(SEED)
-        self._over = threading.Event()
 
-    def run(self) -> None:
+    def train(self, url: list[str], workers: list[str]) -> None:
         """Train to the end, through one crash of the trainer."""
-        with ExitStack() as stack:
-            stack.enter_context(self.cluster)
-            workers = self.cluster.urls
-            url = [stack.enter_context(RouterProcess(workers)).url] if self.router else workers
-            self.plan = Plan(str(self.folder), url, workers, **self.sizes)
-            reaper = threading.Thread(target=self._kill_and_restart)
-            reaper.start()
-            try:
-                assert self._life() == -signal.SIGKILL
-                assert self._life() == 0
-            finally:
-                self._over.set()
-                reaper.join()
-            for server in self.cluster.servers:
-                server.wait_until(lambda brain: brain.idle, timeout=5.0)
-            self.made = self.made_by_the_dead + sum(
-                server.call(lambda brain: brain.scheduler.tokens_made) for server in self.cluster.servers
-            )
+        self.plan = Plan(str(self.folder), url, workers, **self.sizes)
+        assert self._life() == -signal.SIGKILL
+        self.between_lives()
+        assert self._life() == 0
+
+    def between_lives(self) -> None:
+        """Look at what the dead trainer left."""
 
     def _life(self) -> int:
         plan = self.folder / "plan.json"
@@ -267,20 +262,6 @@ class TrainingRun:
         if last.startswith("{"):
             self.books.append(json.loads(last))
         return done.returncode
-
-    def _kill_and_restart(self) -> None:
-        """One worker at a time, and never the last one; a new one gets the weights of the others."""
-        while not self._over.wait(self.death_every_s * self._random.uniform(0.5, 1.5)):
-            victim, other = self._random.sample(self.cluster.servers, 2)
-            self.made_by_the_dead += victim.call(_count_and_kill)
-            victim.kill()
-            self.deaths += 1
-            self._over.wait(self._random.uniform(0.2, 0.6))
-            victim.restart()
-            version = other.call(lambda brain: brain.weight_version)
-            victim.call(
-                lambda brain, version=version: brain.update_weight_version(version, abort_all_requests=False)
-            )
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
@@ -303,14 +284,81 @@ class TrainingRun:
         labels = [span["version"] for span in sample["versions"] for _ in range(span["start"], span["end"])]
         assert sample["state"] == "completed"
         assert len(labels) == len(sample["tokens"]), sample
-        different = self.cluster[0].brain.model.first_difference(
-            prompt_ids(int(number)),
+        different = self.difference(request(self.plan, int(number), int(index)), sample, labels)
+        assert different is None, (sample["id"], different, sample["versions"])
+
+    def difference(self, asked: RolloutRequest, sample: dict[str, Any], labels: list[str]) -> object:
+        """What is wrong with the tokens of a sample that were made by the weights `labels`; None: nothing."""
+        raise NotImplementedError
+
+
+class TrainingRun(ScriptedRun):
+    """A run over simulated servers that die."""
+
+    def __init__(
+        self, folder: Path, *, workers: int, router: bool, death_every_s: float, **sizes: Any
+    ) -> None:
+        super().__init__(folder, **sizes)
+        self.router = router
+        self.death_every_s = death_every_s
+        self.deaths = 0
+        self.made_by_the_dead = 0
+        self.cluster = SimulatedCluster(
+            workers,
+            mode="incremental",
+            seed=SEED,
+            version_dependent=True,
+            eos_probability=0.02,
+            weight_version="0",
+            tokens_per_second=300,
+            stream_interval=4,
+        )
+        self._random = random.Random(SEED)
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Train to the end, through one crash of the trainer."""
+        with ExitStack() as stack:
+            stack.enter_context(self.cluster)
+            workers = self.cluster.urls
+            url = [stack.enter_context(RouterProcess(workers)).url] if self.router else workers
+            reaper = threading.Thread(target=self._kill_and_restart)
+            reaper.start()
+            try:
+                self.train(url, workers)
+            finally:
+                self._over.set()
+                reaper.join()
+            for server in self.cluster.servers:
+                server.wait_until(lambda brain: brain.idle, timeout=5.0)
+            self.made = self.made_by_the_dead + sum(
+                server.call(lambda brain: brain.scheduler.tokens_made) for server in self.cluster.servers
+            )
+
+    def _kill_and_restart(self) -> None:
+        """One worker at a time, and never the last one; a new one gets the weights of the others."""
+        while not self._over.wait(self.death_every_s * self._random.uniform(0.5, 1.5)):
+            victim, other = self._random.sample(self.cluster.servers, 2)
+            self.made_by_the_dead += victim.call(_count_and_kill)
+            victim.kill()
+            self.deaths += 1
+            self._over.wait(self._random.uniform(0.2, 0.6))
+            victim.restart()
+            version = other.call(lambda brain: brain.weight_version)
+            victim.call(
+                lambda brain, version=version: brain.update_weight_version(version, abort_all_requests=False)
+            )
+
+    def difference(self, asked: RolloutRequest, sample: dict[str, Any], labels: list[str]) -> object:
+        """The first token or logprob that the model would not have made."""
+        assert asked.prompt_ids is not None
+        return self.cluster[0].brain.model.first_difference(
+            asked.prompt_ids,
             sample["tokens"],
             logprobs=sample["logprobs"],
             versions=labels,
-            sampling_seed=int(index),
+            sampling_seed=asked.index,
         )
-        assert different is None, (sample["id"], different, sample["versions"])
 
     def account(self) -> str:
         """What was wasted, and what restarting from the prompt would have wasted."""
