@@ -43,7 +43,8 @@ class DuplicateRollout(LifecycleError):
     def __init__(self, rollout_id: str, state: str) -> None:
         self.rollout_id = rollout_id
         super().__init__(
-            f"rollout {rollout_id!r} is already known and {state}; wait for it to rest, or use another id"
+            f"rollout {rollout_id!r} is already known and {state}; wait for it, go on from its own snapshot, "
+            "discard it, or use another id"
         )
 
 

@@ -105,4 +105,6 @@ class Intake:
 
 
 def _is_same(known: Rollout, snapshot: Snapshot) -> bool:
-    return known.at_rest and known.tokens == snapshot.tokens and known.state == snapshot.state
+    """Whether a snapshot is of the rollout we hold at rest, as it stands, with nothing asked for otherwise."""
+    held = (known.state, known.tokens, known.request)
+    return known.at_rest and held == (snapshot.state, snapshot.tokens, snapshot.request)

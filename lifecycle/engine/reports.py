@@ -20,7 +20,8 @@ class AbortReport:
     """One outcome per rollout that was asked to end, what the workers answered, and what is held of each.
 
     `kept` are the ids with tokens to go on from, `empty` those without. `elapsed_s` counts from the call to the
-    last rest. `expired` outcomes may have left a request alive on a server.
+    last rest. `expired` outcomes may have left a request alive on a server. `receipts` are those that were in when the
+    last rollout came to rest: a stream may end before its abort is answered.
     """
 
     outcomes: Mapping[str, Outcome]

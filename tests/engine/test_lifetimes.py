@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -517,3 +519,18 @@ async def test_drain_waits_for_everything() -> None:
             await engine.drain()
             assert first.at_rest
             assert engine.handle("b").at_rest
+
+
+async def test_a_snapshot_that_asks_for_something_else_is_not_mistaken_for_ours() -> None:
+    """Another budget under a held id is refused, not silently ignored; after a discard it is a new rollout."""
+    backend = ScriptedBackend(scripts(a=[[tokens(1), Hang()], [tokens(2, 3), finish()]]))
+    async with engine_on(backend) as engine:
+        handle = engine.submit(request("a", max_new_tokens=8))
+        await until(lambda: bool(handle.rollout.tokens))
+        await handle.abort()
+        more = replace(handle.snapshot(), request=replace(handle.snapshot().request, max_new_tokens=9))
+        with pytest.raises(DuplicateRollout, match="discard it"):
+            engine.submit(more)
+        engine.discard(handle)
+        assert list((await engine.submit(more).wait()).tokens) == [1, 2, 3]
+        assert backend.calls[-1].sampling_params["max_new_tokens"] == 8
