@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -397,8 +397,11 @@ def test_an_engine_whose_loop_breaks_is_reported_and_its_thread_ends() -> None:
         with EngineThread(fragile) as thread:
             handle = thread.submit(request())
             eventually(held_tokens(handle))
-            thread.call(broken.set)
-            assert handle.wait(timeout=10).reason is Reason.SHUTDOWN
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(handle.wait, timeout=10)
+                eventually(lambda: thread.call(lambda: handle.id in thread.engine.core.waiters._rest))
+                thread.call(broken.set)
+                assert waiting.result(10).reason is Reason.SHUTDOWN
             eventually(lambda: "lifecycle-engine" not in {one.name for one in threading.enumerate()})
             with pytest.raises(EngineClosed, match="has ended: ZeroDivisionError"):
                 thread.stats()
