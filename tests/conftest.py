@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -11,3 +14,12 @@ settings.register_profile(
     "lifecycle", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("lifecycle")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """In CI everything that tests need is installed: a skipped test is a missing step, and fails the run."""
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter is not None and exitstatus == 0 and reporter.stats.get("skipped"):
+        for report in reporter.stats["skipped"]:
+            reporter.write_line(f"skipped in CI: {report.nodeid}: {report.longrepr}", red=True)
+        session.exitstatus = 1

@@ -72,7 +72,7 @@ class LifecycleEngine:
         run_id: str | None = None,
         **settings: Any,
     ) -> None:
-        self.settings = EngineSettings.of(settings)
+        self.settings = EngineSettings.of(settings, backend)
         self.policy = policy
         self._backend = backend
         self._journal = Journal(log, run_id=run_id)

@@ -70,13 +70,24 @@ class EngineSettings:
     flush_seconds: float = 1.0
 
     @classmethod
-    def of(cls, settings: Mapping[str, Any]) -> EngineSettings:
-        """Settings from keywords. Raises ConfigurationError that names an unknown one and lists the known."""
+    def of(cls, settings: Mapping[str, Any], backend: object = None) -> EngineSettings:
+        """Settings from keywords, for an engine on `backend`.
+
+        Raises ConfigurationError that names an unknown one and lists the known, and where the backend has fewer
+        connections than there may be rollouts in flight: the rest would wait for a connection, unseen, in flight.
+        """
         unknown = settings.keys() - cls.__dataclass_fields__.keys()
         if unknown:
             known = ", ".join(cls.__dataclass_fields__)
             raise ConfigurationError(f"unknown setting {', '.join(sorted(unknown))}; settings are: {known}")
-        return cls(**settings)
+        made = cls(**settings)
+        connections = getattr(backend, "max_connections", None)
+        if connections is not None and connections < made.max_in_flight:
+            raise ConfigurationError(
+                f"max_in_flight={made.max_in_flight} needs as many connections: "
+                f"the backend has max_connections={connections}"
+            )
+        return made
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot work, by name."""

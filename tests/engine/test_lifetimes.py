@@ -534,3 +534,12 @@ async def test_a_snapshot_that_asks_for_something_else_is_not_mistaken_for_ours(
         engine.discard(handle)
         assert list((await engine.submit(more).wait()).tokens) == [1, 2, 3]
         assert backend.calls[-1].sampling_params["max_new_tokens"] == 8
+
+
+async def test_a_backend_with_too_few_connections_is_refused() -> None:
+    """A stream that waits for a connection would look like one in flight."""
+    backend = ScriptedBackend(simple())
+    backend.max_connections = 8
+    with pytest.raises(ConfigurationError, match="max_in_flight=9 needs as many connections"):
+        LifecycleEngine(backend, max_in_flight=9)
+    assert LifecycleEngine(backend, max_in_flight=8).settings.max_in_flight == 8
