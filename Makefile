@@ -11,7 +11,7 @@ HEAVY := --override-ini addopts='--strict-markers --strict-config --import-mode=
 # Floors 0 to 2 and the engine: every branch.
 HELD := 'lifecycle/[a-z]*.py,lifecycle/log/*,lifecycle/engine/*,lifecycle/stores/*'
 
-.PHONY: demo test test-all check format live bench diagrams coverage clean help
+.PHONY: demo test test-all deep check format live bench diagrams coverage clean help
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,7 +28,11 @@ demo: $(STAMP)  ## the main job on the embedded server, in under a minute
 test: $(STAMP)  ## the ordinary tests: pip only, under 3 minutes on 2 cores
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(ARCS)
 
-test-all: coverage live  ## what needs more than pip: crashes, PostgreSQL, a browser, a real SGLang; and coverage
+test-all: coverage deep live  ## what needs more than pip: crashes, PostgreSQL, a browser, a real SGLang; and coverage
+
+deep: $(STAMP)  ## the property tests of the whole with five times the examples
+	LIFECYCLE_EXAMPLES=5 $(BIN)/python -m pytest -q -n $(WORKERS) --timeout 600 \
+		tests/engine/test_whole.py tests/engine/test_collect_whole.py
 
 live: $(STAMP)  ## the contract suite against a real SGLang and its router, on the CPU
 	$(BIN)/python -m pytest -p tests.live.plugin tests/live tests/contract -q -p no:xdist $(HEAVY)
@@ -49,7 +53,7 @@ diagrams: $(STAMP)  ## draw the machines again after the table has changed
 
 coverage: $(STAMP)  ## ordinary and heavy tests with branch coverage, held to its floors
 	rm -f .coverage .coverage.*
-	LIFECYCLE_EXAMPLES=4 $(BIN)/python -m coverage run -m pytest -q -n $(WORKERS)
+	$(BIN)/python -m coverage run -m pytest -q -n $(WORKERS) --timeout 300
 	$(BIN)/python -m coverage run -m pytest tests/heavy -q $(HEAVY)
 	$(BIN)/python -m coverage combine -q
 	$(BIN)/python -m coverage report --fail-under=90
