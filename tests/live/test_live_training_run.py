@@ -18,12 +18,14 @@ from lifecycle.log.records import RolloutRestored
 from tests.cli.conftest import lifecycle
 from tests.live.cluster import LiveCluster, leaked
 from tests.live.processes import Server
-from tests.support.training import ScriptedRun, delivered, request
+from tests.support.trainer import delivered, request
+from tests.support.training import ScriptedRun
 
-STEPS, PROMPTS, SAMPLES, BUDGET = 5, 6, 4, 160
-CRASH_AT = 3
-MODES = ("retract", "abort", "in_place")
-"""Of steps 3, 1 and 2, and so on: the trainer dies while it has both servers paused with their requests retracted."""
+STEPS, PROMPTS, SAMPLES, BUDGET = 6, 6, 4, 240
+MODES = ("in_place", "retract", "abort")
+"""Of steps 3, 1 and 2, and so on."""
+CRASH_AT = 4
+"""The trainer dies while it has both servers paused in mode retract, after an update in each mode."""
 LOGPROBS_APART = 1e-4
 """Prefill and decode round differently in float32: by 6e-6 as seen here."""
 PAUSED_AFTER = 1.0
@@ -69,24 +71,26 @@ class LiveRun(ScriptedRun):
         in_order = set(labels) <= set(published) and labels == sorted(labels, key=published.index)
         return None if in_order else labels
 
-    def updates_lived_through(self) -> set[tuple[str, str]]:
-        """The pairs of neighbouring labels that some delivered sample has."""
+    def modes_lived_through(self) -> set[str]:
+        """The modes of updates that some delivered sample has tokens from before and from after.
+
+        Of two updates in a mode one may be missed: where cores are few, servers can be through with a step before a
+        trainer has read how it began.
+        """
         samples = [sample for line in delivered(self.plan) for sample in line["samples"]]
-        spans = [[span["version"] for span in sample["versions"]] for sample in samples]
-        return {pair for versions in spans for pair in pairwise(versions)}
+        labels = [[span["version"] for span in sample["versions"]] for sample in samples]
+        pairs = {pair for versions in labels for pair in pairwise(versions)}
+        steps = [step for step in range(1, self.plan.steps + 1) if (str(step - 1), str(step)) in pairs]
+        return {MODES[step % len(MODES)] for step in steps}
 
     def between_lives(self) -> None:
         """What the dead trainer paused stays so, until somebody says otherwise."""
         self.found_paused = [server.url for server in self.cluster.servers if paused(server)]
 
-    def brought_back(self) -> list[str]:
-        """The rollouts that the second life took over from the dead one with tokens."""
+    def brought_back(self) -> list[RolloutRestored]:
+        """What the second life took over from the dead one that had tokens."""
         records = [line.record for line in read_log(self.plan.log) if isinstance(line, LogLine)]
-        return [
-            record.rollout_id
-            for record in records
-            if isinstance(record, RolloutRestored) and record.reason == "crash" and record.tokens
-        ]
+        return [record for record in records if isinstance(record, RolloutRestored) and record.tokens]
 
     def account(self) -> str:
         """What was wasted, and what restarting from the prompt would have wasted, as `lifecycle report --strict` counts it.
@@ -102,8 +106,9 @@ class LiveRun(ScriptedRun):
         received = tokens["observed"] + tokens["brought"]
         assert tokens["delivered"] + wasted == received
         assert tokens["delivered"] == sum(len(pairs) for pairs in self.references.values())
+        interrupted = sum(record.reason == "crash" for record in self.brought_back())
         return (
-            f"{self.plan.steps} steps, 1 crash: {tokens['delivered']} tokens delivered, {received} received, "
+            f"{self.plan.steps} steps, 1 crash with {interrupted} streams: {tokens['delivered']} tokens delivered, {received} received, "
             f"{kept} kept over {tokens['resumes']} resumes. Wasted: {wasted / received:.1%}; restarting from "
             f"the prompt would have wasted {would / (received + kept):.1%}"
         )
@@ -168,6 +173,6 @@ def test_a_short_training_run_on_real_servers(
     run.check()
     for server in cluster.servers:
         assert server.get("/model_info")["weight_version"] == str(STEPS)
-    assert run.updates_lived_through() >= {(str(step - 1), str(step)) for step in range(1, STEPS + 1)}
+    assert run.modes_lived_through() == set(MODES)
     with capsys.disabled():
         print(f"\n{run.account()}")  # noqa: T201

@@ -1,231 +1,34 @@
 """A scripted training run: a trainer process that is killed once and restarted, over servers that may die at random.
 
-The trainer (`python -m tests.support.training PLAN.json`) collects a batch per step from a finite list of prompts, writes
-what was delivered, and changes the weights, also while rollouts are in flight. A `ScriptedRun` lets it live twice and
-then checks everything that must hold; `TrainingRun` is that over simulated servers.
+A `ScriptedRun` lets the trainer (`trainer.py`) live twice and then checks everything that must hold. `TrainingRun` is
+that over simulated servers.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import anyio
-
-from adapters.sglang import SGLangBackend
 from adapters.sglang.simulator import Brain, SimulatedCluster
-from lifecycle import Batch, LifecycleEngine, Policy, RolloutRequest, Snapshot, SqliteStore
+from lifecycle import RolloutRequest
 from lifecycle.analysis import Warehouse, find_sources, find_violations
 from lifecycle.log import read_log
 from lifecycle.log.reader import LogLine
 from lifecycle.log.records import RolloutTransition
 from lifecycle.states import Trigger
 from tests.support.router import RouterProcess
+from tests.support.trainer import Plan, delivered, request
 
 SEED = 11
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to train. A step wants `prompts` groups of `samples`; the trainer dies inside step `crash_at`.
-
-    It dies when the groups of that step are nearly whole, or (`crash_in_update`) while its weight update has paused the
-    servers. Step n updates the weights in mode `modes[n % len(modes)]`: while rollouts are in flight if the mode is one
-    of `in_flight`, or else between two steps. `greedy`: what makes the samples of a group differ is their prompt and
-    their length, not a seed. `push_first`: each life begins with a weight update, as of a trainer with a checkpoint.
-    """
-
-    folder: str
-    url: list[str]
-    workers: list[str]
-    steps: int
-    prompts: int
-    samples: int
-    over_sampling: float
-    max_new_tokens: int
-    crash_at: int
-    crash_in_update: bool = False
-    modes: Sequence[str] = ("retract", "abort", "in_place", "abort")
-    in_flight: Sequence[str] = ("abort",)
-    greedy: bool = False
-    push_first: bool = False
-
-    @property
-    def samples_file(self) -> Path:
-        """What was delivered, one group a line."""
-        return Path(self.folder) / "delivered.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """The lifecycle log of all processes."""
-        return Path(self.folder) / "lifecycle.jsonl"
-
-
-# -- the trainer ---------------------------------------------------------------------------------------------------
-
-
-def prompt_ids(number: int) -> list[int]:
-    """The prompt of a group."""
-    return list(f"prompt {number}: ".encode())
-
-
-def request(plan: Plan, number: int, index: int) -> RolloutRequest:
-    """One sample of a prompt."""
-    prompt, budget = prompt_ids(number), plan.max_new_tokens
-    sampling: dict[str, Any] = {"sampling_seed": index}
-    if plan.greedy:
-        prompt, budget = [*prompt, *f"{index}. ".encode()], budget * (index + 1) // plan.samples
-        sampling = {"temperature": 0, "ignore_eos": True}
-    return RolloutRequest(
-        id=f"p{number}.{index}",
-        prompt_ids=prompt,
-        max_new_tokens=budget,
-        sampling_params=sampling,
-        group_id=f"p{number}",
-        group_size=plan.samples,
-        index=index,
-    )
-
-
-def delivered(plan: Plan) -> list[dict[str, Any]]:
-    """The groups that were delivered so far."""
-    if not plan.samples_file.exists():
-        return []
-    return [json.loads(line) for line in plan.samples_file.read_text().splitlines()]
-
-
-def as_line(step: int, members: Sequence[Snapshot]) -> str:
-    """A delivered group."""
-    samples = [
-        {
-            "id": one.id,
-            "tokens": list(one.tokens),
-            "logprobs": list(one.logprobs),
-            "versions": one.weight_versions,
-            "attempts": len(one.attempts),
-            "state": str(one.state),
-        }
-        for one in members
-    ]
-    return json.dumps({"group": members[0].request.group, "step": step, "samples": samples}) + "\n"
-
-
-class Trainer:
-    """One life of the trainer process."""
-
-    def __init__(self, plan: Plan, engine: LifecycleEngine) -> None:
-        self.plan = plan
-        self.engine = engine
-        self.settled = 0
-        self.done = {line["group"] for line in delivered(plan)}
-        self.half = anyio.Event()
-
-    def source(self, held: Counter[str]) -> Iterator[list[RolloutRequest]]:
-        """Every group that is neither delivered nor brought back whole."""
-        for number in range(self.plan.steps * self.plan.prompts):
-            name = f"p{number}"
-            if name not in self.done and held[name] < self.plan.samples:
-                yield [request(self.plan, number, index) for index in range(self.plan.samples)]
-
-    def accept(self, _members: list[Snapshot]) -> bool:
-        """Counts whole groups, so that things can happen in the middle of a step."""
-        self.settled += 1
-        if self.settled >= self.plan.prompts // 2:
-            self.half.set()
-        if not self.plan.crash_in_update and self.settled >= self.plan.prompts - 1:
-            self.crash()
-        return True
-
-    def crash(self) -> None:
-        """Die, once, in the step that the plan names."""
-        crashed = Path(self.plan.folder) / "crashed"
-        if self.engine.step == self.plan.crash_at and not crashed.exists():
-            crashed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    async def update_in_flight(self, version: str, mode: str) -> None:
-        """New weights while rollouts stream: they are aborted or stand still, and go on afterwards."""
-        await self.half.wait()
-        async with self.engine.weight_update(version, mode):
-            if self.plan.crash_in_update:
-                self.crash()
-
-    async def step(self, step: int, source: Iterator[list[RolloutRequest]]) -> None:
-        """Collect, write, update."""
-        self.engine.step, self.settled, self.half = step, 0, anyio.Event()
-        mode = self.plan.modes[step % len(self.plan.modes)]
-        in_flight = mode in self.plan.in_flight
-        async with anyio.create_task_group() as tasks:
-            if in_flight:
-                tasks.start_soon(self.update_in_flight, str(step), mode)
-            batch = await self.engine.collect(
-                source,
-                target=self.plan.prompts,
-                filter=self.accept,
-                max_groups=round(self.plan.prompts * self.plan.over_sampling),
-            )
-            self.half.set()
-        self.write(step, batch)
-        if not in_flight:
-            async with self.engine.weight_update(str(step), mode):
-                pass
-
-    def write(self, step: int, batch: Batch) -> None:
-        """What was delivered is on disk before anything else happens."""
-        assert (batch.failed, batch.filtered, batch.stale) == ((), (), ())
-        assert batch.reached
-        with self.plan.samples_file.open("a") as file:
-            file.writelines(as_line(step, members) for members in batch.groups)
-            file.flush()
-            os.fsync(file.fileno())
-        print(f"step {step}: {len(batch.groups)} delivered, {len(batch.carried)} carried", flush=True)  # noqa: T201
-
-
-async def train(plan: Plan) -> None:
-    """All steps that are not done yet."""
-    done = len(delivered(plan)) // plan.prompts
-    policy = Policy(max_attempts=50, backoff_initial=0.05, backoff_max=1.0)
-    async with (
-        SGLangBackend(plan.url, workers=plan.workers) as backend,
-        LifecycleEngine(
-            backend,
-            log=plan.log,
-            store=SqliteStore(Path(plan.folder) / "snapshots.db"),
-            policy=policy,
-            version=str(done),
-            run_id="training",
-            max_in_flight=1024,
-            abort_timeout=5.0,
-            checkpoint_tokens=16,
-        ) as engine,
-    ):
-        report = await engine.restore(force=True, resume=False)
-        assert not report.unreadable
-        if plan.push_first:
-            async with engine.weight_update(str(done)):
-                pass
-        held = Counter(handle.rollout.request.group for handle in report.handles)
-        trainer = Trainer(plan, engine)
-        source = trainer.source(held)
-        for step in range(done + 1, plan.steps + 1):
-            await trainer.step(step, source)
-        books = engine.ledger().as_dict()
-        print(json.dumps({"restored": len(report.handles), "ledger": books}), flush=True)  # noqa: T201
-
-
-# -- the world around it -------------------------------------------------------------------------------------------
 
 
 class ScriptedRun:
@@ -251,7 +54,7 @@ class ScriptedRun:
         plan = self.folder / "plan.json"
         plan.write_text(json.dumps(asdict(self.plan)))
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.training", str(plan)],
+            [sys.executable, "-m", "tests.support.trainer", str(plan)],
             cwd=Path(__file__).resolve().parents[2],
             stdout=subprocess.PIPE,
             text=True,
@@ -382,7 +185,3 @@ def _count_and_kill(brain: Brain) -> int:
     made = brain.scheduler.tokens_made
     brain.kill()
     return made
-
-
-if __name__ == "__main__":
-    asyncio.run(train(Plan(**json.loads(Path(sys.argv[1]).read_text()))))
