@@ -16,6 +16,9 @@ from adapters.sglang.simulator.faults import Fault
 from adapters.sglang.simulator.pump import Pump
 from adapters.sglang.simulator.settings import ServerSettings
 
+LATE_ACCEPT_S = 0.05
+"""Seconds after a death in which a connection may still come out of the listener's accept."""
+
 
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers: whoever runs the loop decides when it ends."""
@@ -104,15 +107,21 @@ class Worker:
             return
         for listener in getattr(server, "servers", ()):
             listener.close()
-        for connection in list(server.server_state.connections):
-            transport = getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
+        self._drop_connections(server)
+        # What was being accepted in this moment is registered a turn of the loop later.
+        asyncio.get_running_loop().call_later(LATE_ACCEPT_S, self._drop_connections, server)
         server.should_exit = server.force_exit = True
         if fault is not None and fault.restart is not None:
             task = asyncio.get_running_loop().create_task(self._restart_after(fault.restart))
             self._restarts.add(task)
             task.add_done_callback(self._restarts.discard)
+
+    @staticmethod
+    def _drop_connections(server: _Server) -> None:
+        for connection in list(server.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
     async def _restart_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
