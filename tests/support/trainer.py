@@ -204,7 +204,9 @@ class Trainer:
 async def train(plan: Plan) -> None:
     """All steps that are not done yet."""
     done = len(delivered(plan)) // plan.prompts
-    policy = Policy(max_attempts=50, backoff_initial=0.05, backoff_max=1.0)
+    # A worker that dies may leave a connection that nobody answers: those are the stalls a trainer has time-outs for.
+    stalls = {"first_token_timeout": 30.0, "idle_timeout": 30.0}
+    policy = Policy(max_attempts=50, backoff_initial=0.05, backoff_max=1.0, **stalls)
     async with (
         SGLangBackend(plan.url, workers=plan.workers) as backend,
         LifecycleEngine(
