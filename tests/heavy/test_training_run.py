@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from tests.support.training import TrainingRun
 
 
 @pytest.mark.timeout(900)
+# Workers of this process die in the middle of accepting and answering, as at SIGKILL; what the operating system would
+# close then, the garbage collector closes here, and warns of it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_twenty_steps_behind_a_real_router(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """20 steps of 64 prompts x 8 samples over 3 dying workers, with a crash: nothing lost, doubled, wrong or left over."""
     run = TrainingRun(
@@ -27,3 +31,4 @@ def test_twenty_steps_behind_a_real_router(tmp_path: Path, capsys: pytest.Captur
     with capsys.disabled():
         print(f"\n{run.account()}")  # noqa: T201
     assert run.deaths > 0
+    gc.collect()  # here, where the warnings are expected
