@@ -250,10 +250,10 @@ def test_a_reward_that_raises_loses_nothing(slime: Slime) -> None:
         generate_rollout(args, 0, source)
     broken[0] = False
     drawn = source.sample_group_index
-    calls = len(slime.backend.calls)
     output = generate_rollout(args, 1, source)
     assert set(prompts(output.samples)) <= {f"p{number:02}" for number in range(drawn)}
-    assert len(slime.backend.calls) <= max(calls, 2 * drawn)
+    # One request each, and one more to resume what the exception had ended in flight: nothing whole is made again.
+    assert max(Counter(call.rollout_id for call in slime.backend.calls).values()) <= 2
 
 
 def test_servers_that_stay_away_are_named_and_nothing_is_lost(slime: Slime) -> None:
