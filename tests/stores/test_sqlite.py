@@ -23,6 +23,7 @@ from lifecycle.errors import (
 from lifecycle.snapshot import Snapshot
 from lifecycle.states import Disposition, RolloutState
 from lifecycle.stores import SqliteStore, StoreTooNew
+from lifecycle.stores.sqlite import PATIENCE_SECONDS
 from lifecycle.testing.stores import OTHER, OWNER, TTL, ids, same, snapshot, tail
 from tests.support.golden import following, full, plain, resealed, started
 from tests.support.stores import fast_folder
@@ -161,6 +162,23 @@ def test_a_lock_that_stays_is_told(path: Path) -> None:
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(StoreUnavailable, match="locked by another process"):
         SqliteStore(path, busy=0.01)
+    other.close()
+
+
+def test_a_lock_on_a_file_being_made_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite itself does not wait here: the store does, and opens as soon as the other lets go."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waits: list[float] = []
+
+    def let_go(seconds: float) -> None:
+        waits.append(seconds)
+        other.execute("ROLLBACK")
+
+    monkeypatch.setattr("lifecycle.stores.sqlite.time.sleep", let_go)
+    with SqliteStore(path) as store:
+        assert store.new_epoch() == 1
+    assert waits == [PATIENCE_SECONDS]
     other.close()
 
 
