@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import anyio
+import httpcore
 import httpx
 
+from adapters.sglang.pools import Answered, ClientPool, OwnPool, Pool
 from lifecycle.errors import ConfigurationError
 
 HEADERS = {
@@ -22,10 +24,8 @@ HEADERS = {
     "accept": "text/event-stream, application/json",
     "accept-encoding": "identity",  # every compressor on the way would hold tokens back
 }
-KEEPALIVE_S = 4.0
-"""Idle connections are dropped before the server's own 5 s (uvicorn under SGLang): no POST meets a closing socket."""
 STREAMS_PER_POOL = 16
-"""httpx's pool does work that grows with the square of its open connections; several small pools do not."""
+"""httpcore's pool does work that grows with the square of its open connections; several small pools do not."""
 DEFAULT_IN_FLIGHT = 512
 """What a client brought by the caller must be able to hold open where nothing else was said: the engine's default."""
 CLOSE_TIMEOUT_S = 2.0
@@ -91,55 +91,30 @@ NOT_CONNECTED = (
     httpx.ConnectTimeout,
     httpx.PoolTimeout,
     httpx.ProxyError,
+    httpcore.ConnectError,
+    httpcore.ConnectTimeout,
     UnicodeError,  # a host name that cannot be looked up
 )
-BROKEN = (httpx.TransportError, httpx.StreamError)
-
-
-class _Pool:
-    """Some connections and how many streams are open on them: a client of the caller's, or a transport of ours.
-
-    Between our own transport and us there is no httpx client: its cookies, redirects and hooks are not wanted, and
-    each of its layers costs something for every chunk.
-    """
-
-    __slots__ = ("_client", "_transport", "streams")
-
-    def __init__(self, owner: httpx.AsyncClient | httpx.AsyncHTTPTransport) -> None:
-        self._client = owner if isinstance(owner, httpx.AsyncClient) else None
-        self._transport = owner if isinstance(owner, httpx.AsyncHTTPTransport) else None
-        self.streams = 0
-
-    async def send(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], timeout: httpx.Timeout
-    ) -> httpx.Response:
-        """Send a request; its answer with the body not read."""
-        if self._client is not None:
-            request = self._client.build_request(method, url, content=body, headers=headers, timeout=timeout)
-            return await self._client.send(request, stream=True, follow_redirects=False)
-        assert self._transport is not None
-        extensions = {"timeout": timeout.as_dict()}
-        request = httpx.Request(method, url, content=body, headers=headers, extensions=extensions)
-        return await self._transport.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        """Close what is ours."""
-        if self._transport is not None:
-            await self._transport.aclose()
+BROKEN = (
+    httpx.TransportError,
+    httpx.StreamError,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+)
 
 
 class HttpxResponse:
-    """An httpx answer; it counts for its pool until it is closed."""
+    """An answer; it counts for its pool until it is closed."""
 
-    def __init__(self, response: httpx.Response, pool: _Pool) -> None:
-        self.status = response.status_code
-        self.headers: Mapping[str, str] = response.headers
-        self._response = response
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        self._chunks: AsyncIterator[bytes] = aiter(response.stream)
-        self._pool: _Pool | None = pool
+    def __init__(self, answer: Answered, pool: Pool) -> None:
+        self.status = answer.status
+        self.headers = answer.headers
+        self._chunks = answer.chunks
+        self._aclose = answer.aclose
+        self._pool: Pool | None = pool
         self._reading = False
-        self._over = False  # the chain of generators inside httpx has ended, one way or another
+        self._over = False  # the body has ended, one way or another
 
     async def read(self) -> bytes:
         """The bytes of one read, b"" at the end."""
@@ -161,22 +136,22 @@ class HttpxResponse:
     async def close(self) -> None:
         """Close at once; bounded, and shielded from a cancellation that is already under way.
 
-        httpx leaves its generators suspended when a body is given up half-way, and trio complains of each. Reading
-        on after the connection is closed ends them all with the error that this brings.
+        The generators inside httpx and httpcore are left suspended when a body is given up half-way, and trio
+        complains of each. Reading on after the connection is closed ends them with the error that this brings.
         """
         pool, self._pool = self._pool, None
         if pool is None:
             return
         pool.streams -= 1
         with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(*BROKEN):
-            await self._response.aclose()
+            await self._aclose()
         while not self._over and not self._reading:
             with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(StreamCut):
                 await self.read()
 
 
 class HttpxTransport:
-    """Requests over httpx, on asyncio and trio.
+    """Requests over httpx's connections, on asyncio and trio.
 
     A `client` of the caller's is used as it is and never closed here; see `check_client`.
     """
@@ -184,9 +159,9 @@ class HttpxTransport:
     name = "httpx"
 
     def __init__(self, *, connect_timeout: float = 10.0, client: httpx.AsyncClient | None = None) -> None:
-        self._timeout = httpx.Timeout(None, connect=connect_timeout)
-        self._given = None if client is None else _Pool(client)
-        self._pools: dict[bool, list[_Pool]] = {False: [], True: []}  # by whether they speak TLS
+        self._connect_timeout = connect_timeout
+        self._given = None if client is None else ClientPool(client, connect_timeout)
+        self._pools: dict[bool, list[Pool]] = {False: [], True: []}  # by whether they speak TLS
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
     async def open(self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]) -> Response:
@@ -194,8 +169,7 @@ class HttpxTransport:
         pool = self._given or self._roomy_pool(url.startswith("https:"))
         pool.streams += 1
         try:
-            response = await pool.send(method, url, body, {**HEADERS, **headers}, self._timeout)
-            return HttpxResponse(response, pool)
+            return HttpxResponse(await pool.send(method, url, body, {**HEADERS, **headers}), pool)
         except BaseException as problem:
             pool.streams -= 1
             if isinstance(problem, NOT_CONNECTED):
@@ -204,14 +178,11 @@ class HttpxTransport:
                 raise StreamCut(describe(problem)) from None
             raise
 
-    def _roomy_pool(self, tls: bool) -> _Pool:
+    def _roomy_pool(self, tls: bool) -> Pool:
         for pool in self._pools[tls]:
             if pool.streams < STREAMS_PER_POOL:
                 return pool
-        limits = httpx.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
-        )
-        pool = _Pool(httpx.AsyncHTTPTransport(limits=limits, verify=self._context(tls), trust_env=False))
+        pool = OwnPool(self._context(tls), self._connect_timeout)
         self._pools[tls].append(pool)
         return pool
 

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import httptools
 import httpx
 
-from adapters.sglang.transport import HEADERS, KEEPALIVE_S, ConnectFailed, Response, StreamCut, describe
+from adapters.sglang.pools import KEEPALIVE_S
+from adapters.sglang.transport import HEADERS, ConnectFailed, Response, StreamCut, describe
 
 READ_BUFFER = 256 * 1024
 """Bytes of one read at most; one buffer serves all connections, because what a read brought is parsed at once."""

@@ -3,21 +3,26 @@
     async with ScriptedServer({"/generate": stream(event(a), CUT)}) as server:
         server.url, server.requests
 
+With `tls` it speaks https, with a certificate for 127.0.0.1 that whoever trusts `CERTIFICATE` trusts.
 A path without a script answers 404 with an empty body, as sglang-router 0.3.2 does. Runs on asyncio and trio.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import anyio.abc
 import msgspec
+from anyio.streams.tls import TLSListener
 
+CERTIFICATE = Path(__file__).parents[1] / "data" / "tls.pem"
 STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
@@ -40,7 +45,7 @@ class Request:
 class Connection:
     """One client's connection, for scripts that speak HTTP by hand."""
 
-    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+    def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self._stream = stream
         self._buffer = b""
 
@@ -155,6 +160,7 @@ class ScriptedServer:
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     port: int = 0
+    tls: bool = False
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _stopped: anyio.Event = field(default_factory=anyio.Event)
@@ -162,7 +168,7 @@ class ScriptedServer:
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def paths(self) -> list[str]:
         """The paths that were asked for, in order."""
@@ -174,8 +180,12 @@ class ScriptedServer:
 
     async def __aenter__(self) -> Self:
         """Listen on a free port."""
-        listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+        listener: Any = await anyio.create_tcp_listener(local_host="127.0.0.1")
         self.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        if self.tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATE)
+            listener = TLSListener(listener, context, standard_compatible=False)
         tasks = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.push_async_callback(self.stop)
         tasks.start_soon(self._listen, listener)
@@ -201,7 +211,7 @@ class ScriptedServer:
     ) -> None:
         await self._stack.aclose()
 
-    async def _serve(self, client: anyio.abc.SocketStream) -> None:
+    async def _serve(self, client: anyio.abc.ByteStream) -> None:
         self.connections += 1
         async with client:
             connection = Connection(client)

@@ -17,6 +17,7 @@ from lifecycle.errors import ConfigurationError
 from lifecycle.events import Accepted, EndKind, StreamEvent
 from lifecycle.states import Reason
 from tests.support.scripted_server import (
+    CERTIFICATE,
     STREAM_HEAD,
     Connection,
     Request,
@@ -586,6 +587,20 @@ class TestUse:
             SGLangBackend("http://h:1", client=3)
         with pytest.raises(ConfigurationError, match="cannot be used with transport='fast'"):
             SGLangBackend("http://h:1", client=3, transport="fast")
+
+    async def test_https(self, backend_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Streams over TLS, once the server's certificate is trusted; never before that."""
+        async with ScriptedServer({"/generate": stream(*map(event, GOOD))}, tls=True) as server:
+            async with backend_of(server.url) as backend:
+                _, seen = await collect(backend)
+                assert (seen.end.kind, seen.end.reason) == (LOST, Reason.UNREACHABLE)
+                assert "certificate verify failed" in (seen.end.detail or "").lower().replace("_", " ")
+                assert server.requests == []
+            monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
+            async with backend_of(server.url) as backend:
+                for _ in range(3):
+                    assert (await collect(backend))[1].tokens == [11, 12, 13]
+            assert len(server.asked("/generate")) == 3
 
     async def test_many_streams_at_once(self, backend_of: Make) -> None:
         """More streams than one pool holds run side by side."""

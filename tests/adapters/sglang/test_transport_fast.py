@@ -203,13 +203,6 @@ async def test_connect_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
         await transport.open("GET", "http://127.0.0.1:1/x", None, {})
 
 
-async def test_tls_is_checked(transport: FastTransport) -> None:
-    """A server that speaks no TLS where https was asked for is no server."""
-    async with ScriptedServer({"/x": raw(b"HTTP/1.1 400 plain\r\n\r\n")}) as server:
-        with pytest.raises(ConnectFailed):
-            await transport.open("GET", server.url.replace("http:", "https:") + "/x", None, {})
-
-
 @pytest.mark.parametrize(
     ("url", "origin", "line"),
     [
