@@ -66,8 +66,7 @@ def build_report(warehouse: Warehouse, violations: Sequence[Violation] | None = 
 
 def _source(warehouse: Warehouse) -> dict[str, Any]:
     processes = warehouse.processes
-    began = min((process.began for process in processes), default=None)
-    ended = max((process.ended for process in processes), default=None)
+    began, ended = warehouse.span if processes else (None, None)
     return {
         "files": [str(source) for source in warehouse.sources],
         "lines": warehouse.total,
@@ -187,7 +186,9 @@ def _distributions(warehouse: Warehouse) -> dict[str, Any]:
 def _series(warehouse: Warehouse, sample: int) -> list[dict[str, Any]]:
     in_flight = 0
     points = []
-    for row in warehouse.rows("series", buckets=str(BUCKETS), sample=str(sample)):
+    began, ended = warehouse.span
+    parts = {"began": repr(began), "width": repr(max(ended - began, 1e-6) / BUCKETS)}
+    for row in warehouse.rows("series", buckets=str(BUCKETS), sample=str(sample), **parts):
         in_flight += row["dispatched"] - row["ended"] - row["cut_off"]
         points.append(
             {

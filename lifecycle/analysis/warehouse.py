@@ -93,7 +93,7 @@ class Warehouse:
         self.strict = strict
         self._spill = Path(tempfile.mkdtemp(prefix="lifecycle-report-"))
         self._cleanup = weakref.finalize(self, shutil.rmtree, self._spill, ignore_errors=True)
-        memory = memory or ("900MB" if strict else "370MB")
+        memory = memory or ("900MB" if strict else "380MB")
         self.connection = duck.connect(memory=memory, threads=threads, spill=self._spill)
         self.damage = Damage()
         self.starts: list[int] = []
@@ -156,6 +156,12 @@ class Warehouse:
         """How many lines were read, damaged ones included."""
         row = self.connection.execute("SELECT count(*) FROM lines").fetchone()
         return int(row[0]) + self.damage.count if row else 0
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The times of the first and of the last line; zeros where there is none."""
+        began = min((process.began for process in self.processes), default=0.0)
+        return began, max((process.ended for process in self.processes), default=0.0)
 
     @property
     def machines(self) -> list[MachineSet]:
@@ -314,10 +320,10 @@ class Warehouse:
         """Runs that know nothing of each other may use the same rollout ids: keep their rollouts apart."""
         linked = [(row["process"], row["from_process"]) for row in self.rows("handovers")]
         _number_lineages(self.processes, linked)
-        self.connection.execute("CREATE TABLE processes (process UINTEGER, lineage UINTEGER, closed BOOLEAN)")
+        self.connection.execute("CREATE TABLE processes (process UINTEGER, lineage UINTEGER, closed BOOLEAN, ended DOUBLE)")
         for process in self.processes:
-            values = [process.key, process.lineage, process.closed]
-            self.connection.execute("INSERT INTO processes VALUES (?, ?, ?)", values)
+            values = [process.key, process.lineage, process.closed, process.ended]
+            self.connection.execute("INSERT INTO processes VALUES (?, ?, ?, ?)", values)
         if any(process.lineage for process in self.processes):
             self.run("lineages")
 
@@ -348,7 +354,7 @@ def _number_lineages(processes: Sequence[Process], linked: Iterable[tuple[int, s
 def _from_parquet(name: str, kind: str, held: set[str]) -> str:
     if name not in held:
         return f"NULL::{kind} AS {name}"
-    if name == "members":
+    if name in {"members", "rids"}:
         return f"to_json({name})::VARCHAR AS {name}"
     if name == "spans":
         return f"json_transform(spans, '[[\"VARCHAR\"]]') AS {name}"

@@ -14,7 +14,6 @@ from typing import Any, Protocol, cast
 from uuid import uuid4
 
 import msgspec
-import structlog
 
 from lifecycle.log.records import Record, event_name
 from lifecycle.log.writer import LineWriter
@@ -50,6 +49,8 @@ def _encode_record(_logger: object, _method: str, event_dict: Mapping[str, Any])
 
 def line_logger(writer: LineWriter) -> StructLogger:
     """A structlog logger that writes records as JSON lines, with a chain of its own."""
+    import structlog  # noqa: PLC0415  80 ms, and whoever reads logs needs none of it
+
     logger = structlog.wrap_logger(
         _LineLogger(writer),
         processors=[_encode_record],

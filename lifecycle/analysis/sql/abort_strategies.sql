@@ -6,7 +6,7 @@ WITH batches AS (
 ),
 asked AS (
     SELECT rid, min(strategy) AS strategy
-    FROM (SELECT strategy, unnest(from_json(rids, '["VARCHAR"]')) AS rid FROM batches)
+    FROM (SELECT strategy, right(unnest(from_json(rids, '["VARCHAR"]')), 12) AS rid FROM batches)
     GROUP BY rid
 )
 SELECT strategy, count(*) AS n, quantiles(seconds) AS q, max(seconds) AS longest,
@@ -16,6 +16,6 @@ SELECT strategy, count(*) AS n, quantiles(seconds) AS q, max(seconds) AS longest
     count(*) FILTER (trigger = 'expire') AS expired,
     count(*) FILTER (trigger = 'reject') AS rejected
 FROM lines JOIN asked ON asked.rid = lines.about
-WHERE event = 'rollout.transition'
+WHERE event = 'rollout.transition' AND source = 'aborting'
 GROUP BY strategy
 ORDER BY n DESC

@@ -2,11 +2,10 @@
 CREATE VIEW fates AS
 SELECT
     rollouts.rollout,
-    first_row,
-    state_pack >> 28::UBIGINT AS last_row,
-    state_of(coalesce(paths.state, unpacked(state_pack))) AS state,
+    tokens_pack >> 28::UBIGINT AS last_row,
+    state_of(coalesce(paths.state, unpacked(move_pack) // 256)) AS state,
     coalesce(paths.tokens, unpacked(tokens_pack)) AS tokens,
-    CASE WHEN unpacked(reason_pack) > 0 THEN reason_of(unpacked(reason_pack) - 1) END AS reason,
+    CASE WHEN unpacked(move_pack) % 256 > 0 THEN reason_of(unpacked(move_pack) % 256 - 1) END AS reason,
     coalesce(disposition_of(unpacked(disposition_pack) // 1000000), 'none') AS disposition,
     CASE WHEN unpacked(disposition_pack) % 1000000 > 0
         THEN (unpacked(disposition_pack) % 1000000)::INTEGER - 1 END AS lag,

@@ -1,7 +1,7 @@
 -- What weight updates interrupted, and which modes were used.
 SELECT
     (SELECT count(*) FROM lines WHERE event = 'gate.transition' AND dest = 'pausing' AND source = 'open') AS updates,
-    (SELECT list(DISTINCT about->>'mode') FROM lines WHERE event = 'gate.transition' AND (about->>'mode') IS NOT NULL) AS modes,
+    (SELECT list(DISTINCT about) FROM lines WHERE event = 'gate.transition' AND about IS NOT NULL) AS modes,
     count(*) FILTER (trigger = 'abort' AND dest <> source) AS interrupted,
     coalesce(sum(tokens) FILTER (trigger = 'abort' AND dest <> source), 0)::BIGINT AS interrupted_tokens
 FROM lines

@@ -16,7 +16,6 @@ CREATE TABLE lines (
     seconds FLOAT,
     extra FLOAT,
     worker UINTEGER,
-    versions UTINYINT,
     --strict new_tokens UINTEGER,
     --strict rid UBIGINT,
     --strict spans_fit BOOLEAN,

@@ -1,19 +1,19 @@
 -- Over time, in {buckets} parts: requests sent and ended, and tokens where they were generated (spread over a stream).
 -- What a process had in flight when its log ends is over with it: `cut_off`.
-WITH span AS (SELECT min(ts) AS began, greatest(max(ts) - min(ts), 1e-6) / {buckets} AS width FROM lines),
-cut_off AS (
-    SELECT least(floor((max(ts) - any_value(began)) / any_value(width)), {buckets} - 1)::INTEGER AS bucket,
-        count(*) FILTER (trigger = 'dispatch') - count(*) FILTER (in_flight(source) AND NOT in_flight(dest)) AS ended
-    FROM lines, span
-    GROUP BY process
-),
+WITH span AS (SELECT {began}::DOUBLE AS began, {width}::DOUBLE AS width),
 moves AS (
-    SELECT least(floor((ts - began) / width), {buckets} - 1)::INTEGER AS bucket,
+    SELECT process, least(floor((ts - {began}::DOUBLE) / {width}::DOUBLE), {buckets} - 1)::INTEGER AS bucket,
         count(*) FILTER (trigger = 'dispatch') AS dispatched,
         count(*) FILTER (in_flight(source) AND NOT in_flight(dest)) AS ended
-    FROM lines, span
+    FROM lines
     WHERE event = 'rollout.transition'
-    GROUP BY bucket
+    GROUP BY ALL
+),
+cut_off AS (
+    SELECT least(floor((any_value(processes.ended) - began) / width), {buckets} - 1)::INTEGER AS bucket,
+        sum(moves.dispatched) - sum(moves.ended) AS cut_off
+    FROM moves JOIN processes USING (process), span
+    GROUP BY process, began, width
 ),
 streams AS (
     SELECT began + first_token_s AS first, greatest(ended, began + first_token_s + 1e-3) AS last, tokens
@@ -31,11 +31,10 @@ rates AS (
     FROM parts, span
     GROUP BY least(bucket, {buckets} - 1)
 )
-SELECT bucket, began + bucket * width AS ts, coalesce(dispatched, 0) AS dispatched, coalesce(moves.ended, 0) AS ended,
-    coalesce(lost.ended, 0)::BIGINT AS cut_off,
-    coalesce(tokens_per_s, 0) AS tokens_per_s
+SELECT bucket, began + bucket * width AS ts, coalesce(dispatched, 0)::BIGINT AS dispatched,
+    coalesce(ended, 0)::BIGINT AS ended, coalesce(cut_off, 0)::BIGINT AS cut_off, coalesce(tokens_per_s, 0) AS tokens_per_s
 FROM span, range({buckets}) AS numbers(bucket)
-LEFT JOIN moves USING (bucket)
+LEFT JOIN (SELECT bucket, sum(dispatched) AS dispatched, sum(ended) AS ended FROM moves GROUP BY bucket) AS moved USING (bucket)
 LEFT JOIN rates USING (bucket)
-LEFT JOIN (SELECT bucket, sum(ended) AS ended FROM cut_off GROUP BY bucket) AS lost USING (bucket)
+LEFT JOIN (SELECT bucket, sum(cut_off) AS cut_off FROM cut_off GROUP BY bucket) AS lost USING (bucket)
 ORDER BY bucket

@@ -16,24 +16,25 @@ SELECT
     tokens,
     reason,
     disposition,
-    coalesce(dwell_s, duration_s, latency_s, outage_s),
-    coalesce(dropped_tokens, first_token_s, straggler_s, lag)::FLOAT,
+    coalesce(dwell_s, duration_s, latency_s),
+    coalesce(dropped_tokens, straggler_s, lag, versions)::FLOAT,
     (hash(worker) & 4294967295)::UINTEGER,
-    versions,
     --strict new_tokens,
     --strict CASE WHEN rollout_id IS NULL THEN hash(group_id) ELSE hash(rid) END,
     --strict spans IS NULL OR spans_fit(spans, tokens),
-    CASE
-        WHEN event = 'rollout.transition' THEN if(source = 'aborting' AND dest <> 'aborting', right(rid, 12), NULL)
-        WHEN event = 'rollout.restored' THEN from_process
-        WHEN event IN ('rollout.rest', 'rollout.disposition') THEN NULL
-        WHEN event = 'stream.anomaly' THEN kind
-        WHEN event = 'abort.sent' THEN json_object(
-            'strategy', strategy, 'worker', worker, 'status', status, 'requests', requests, 'round', round,
-            'rids', list_transform(rids, lambda rid: right(rid, 12)))::VARCHAR
-        WHEN event = 'gate.transition' THEN json_object('mode', mode, 'version', version)::VARCHAR
-        WHEN event = 'engine.started' THEN json_object(
-            'process_id', process_id, 'run_id', run_id, 'tables', tables::JSON)::VARCHAR
-        --strict WHEN event IN ('group.settled', 'group.delivered') THEN members
+    -- Most lines are a rollout's, and are done with first.
+    CASE WHEN seq IS NOT NULL AND event <> 'rollout.restored'
+        THEN CASE WHEN source = 'aborting' AND dest <> 'aborting' THEN right(rid, 12) END
+        ELSE CASE
+            WHEN event = 'rollout.restored' THEN from_process
+            WHEN event = 'stream.anomaly' THEN kind
+            WHEN event = 'abort.sent' THEN json_object(
+                'strategy', strategy, 'worker', worker, 'status', status, 'requests', requests, 'round', round,
+                'rids', rids::JSON)::VARCHAR
+            WHEN event = 'gate.transition' THEN mode
+            WHEN event = 'engine.started' THEN json_object(
+                'process_id', process_id, 'run_id', run_id, 'tables', tables::JSON)::VARCHAR
+            --strict WHEN event IN ('group.settled', 'group.delivered') THEN members
+        END
     END
 FROM {source}
