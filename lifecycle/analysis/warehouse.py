@@ -320,7 +320,9 @@ class Warehouse:
         """Runs that know nothing of each other may use the same rollout ids: keep their rollouts apart."""
         linked = [(row["process"], row["from_process"]) for row in self.rows("handovers")]
         _number_lineages(self.processes, linked)
-        self.connection.execute("CREATE TABLE processes (process UINTEGER, lineage UINTEGER, closed BOOLEAN, ended DOUBLE)")
+        self.connection.execute(
+            "CREATE TABLE processes (process UINTEGER, lineage UINTEGER, closed BOOLEAN, ended DOUBLE)"
+        )
         for process in self.processes:
             values = [process.key, process.lineage, process.closed, process.ended]
             self.connection.execute("INSERT INTO processes VALUES (?, ?, ?, ?)", values)
