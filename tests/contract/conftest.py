@@ -67,7 +67,7 @@ def _subject(name: str, url: str, client: httpx.Client) -> Subject:
     info = client.get(url + "/server_info").json()
     limit = info["max_running_requests"]
     assert limit in range(1, 17), f"{url}: start it with --max-running-requests of at most 16, not {limit}"
-    return Subject(name, url, bool(info["incremental_streaming_output"]), limit, client)
+    return Subject(name, url, bool(info["incremental_streaming_output"]), limit, info["version"], client)
 
 
 @pytest.fixture

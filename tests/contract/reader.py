@@ -25,6 +25,7 @@ class Subject:
     url: str
     incremental: bool
     max_running_requests: int
+    version: str
     client: httpx.Client = field(repr=False)
     tag: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Begins every rid of a test. A rid must not be used again within 2 s: see ``test_a_rid_used_again_at_once``."""

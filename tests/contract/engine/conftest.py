@@ -34,8 +34,7 @@ def make_site(provider: Provider, name: str, control: httpx.Client) -> Site:
     mode, _, routed = name.partition("-")
     workers = tuple(provider.worker(each) for each in (MODES if mode == "both" else (mode,)))
     url = provider.router(workers) if routed else workers[0]
-    limit = control.get(f"{workers[0]}/server_info").json()["max_running_requests"]
-    return Site(f"{provider.name} {name}, engine", url, workers, limit, control)
+    return Site.over(f"{provider.name} {name}, engine", url, workers, control)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

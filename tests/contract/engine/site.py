@@ -50,14 +50,24 @@ class Answer:
 
 @dataclass(frozen=True)
 class Site:
-    """``url`` is where an engine sends to, ``workers`` the servers behind it, ``limit`` what each runs at once."""
+    """``url`` is where an engine sends to, ``workers`` the servers behind it, ``limit`` what each runs at once.
+
+    ``version`` is that of SGLang on the workers.
+    """
 
     name: str
     url: str
     workers: tuple[str, ...]
     limit: int
+    version: str
     client: httpx.Client = field(repr=False)
     answers: dict[Sequence[int], Answer] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def over(cls, name: str, url: str, workers: Sequence[str], client: httpx.Client) -> Site:
+        """The site with what its first worker says of itself."""
+        info = client.get(f"{workers[0]}/server_info").json()
+        return cls(name, url, tuple(workers), info["max_running_requests"], info["version"], client)
 
     @property
     def routed(self) -> bool:

@@ -80,7 +80,7 @@ async def test_a_worker_is_killed(
     url = provider.router(workers) if routed else workers[0]
     where = f"{mode}, killed, {'routed' if routed else 'direct'}"
     note_subject(f"{provider.name} {where}, engine")
-    site = Site(where, url, workers, 8, control)
+    site = Site.over(where, url, workers, control)
     survivor = replace(site, workers=workers[1:])
     site.answer(PROMPT, 2 * provider.second)
     site.is_empty()
