@@ -86,6 +86,15 @@ async def test_connections_that_break_cost_attempts_only_when_all_of_them_do() -
         assert (await engine.generate(request("lucky"))).state is RolloutState.COMPLETED
         done = await engine.generate(request("poison"))
         assert (done.state, done.reason, done.attempt) == (RolloutState.FAILED, Reason.ATTEMPTS, 8)
+        assert done.detail == "disconnected"
+
+
+async def test_a_rollout_without_attempts_left_says_why_the_last_one_ended() -> None:
+    """The reason counts attempts; what went wrong with them is in the detail."""
+    cut = StreamEnd(EndKind.LOST, Reason.TRUNCATED, "the body ended early")
+    async with engine_on(ScriptedBackend(lambda _: [cut]), policy=Policy(max_attempts=2)) as engine:
+        done = await engine.generate(request())
+    assert (done.reason, done.detail) == (Reason.ATTEMPTS, "truncated: the body ended early")
 
 
 async def test_a_refusal_fails_at_once() -> None:

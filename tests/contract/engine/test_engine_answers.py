@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from lifecycle.engine.decide import BREAKS_ALLOWED
 from lifecycle.events import VersionSpan
 from lifecycle.states import FinishReason, Reason, RolloutState
 from tests.contract.engine.site import PROMPT, TEXT, Site
@@ -120,7 +121,7 @@ async def test_a_parameter_of_the_wrong_type(site: Site) -> None:
     assert snapshot.state is RolloutState.FAILED
     assert snapshot.reason is (Reason.REFUSED if checked else Reason.ATTEMPTS)
     assert snapshot.detail
-    assert len(snapshot.attempts) == (1 if checked else engine.policy.max_attempts)
+    assert len(snapshot.attempts) == (1 if checked else BREAKS_ALLOWED * engine.policy.max_attempts)
 
 
 async def test_a_rid_that_is_taken(site: Site) -> None:
