@@ -284,8 +284,9 @@ class Core:
             self.enqueue(rollout, decision.delay_s * (0.5 + self.random.random() / 2))
             return
         if decision.next is Next.EXHAUST:
-            last = ": ".join(filter(None, (change.reason, change.detail)))  # why the last attempt ended
-            self.recorder.change(rollout, rollout.move(Trigger.EXHAUST, now, reason=decision.reason, detail=last))
+            why = ": ".join(filter(None, (change.reason, change.detail)))  # the last attempt ended
+            exhaust = rollout.move(Trigger.EXHAUST, now, reason=decision.reason, detail=why)
+            self.recorder.change(rollout, exhaust)
         elif decision.next is Next.DISCARD:
             self.recorder.change(rollout, rollout.move(Trigger.DISCARD, now, reason=decision.reason))
         elif unreachable and rollout.reason is not Reason.UNREACHABLE:
