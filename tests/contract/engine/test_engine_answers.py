@@ -10,7 +10,7 @@ from lifecycle.engine.decide import BREAKS_ALLOWED
 from lifecycle.events import VersionSpan
 from lifecycle.states import FinishReason, Reason, RolloutState
 from tests.contract.engine.site import PROMPT, TEXT, Site
-from tests.contract.versions import CHECKS_PARAMETERS, since
+from tests.contract.versions import CHECKS_PARAMETERS, REPORTS_SPANS, since
 
 pytestmark = [pytest.mark.contract, pytest.mark.anyio]
 
@@ -33,7 +33,8 @@ async def test_a_completion(site: Site, transport: str) -> None:
     assert snapshot.finish_reason is FinishReason.LENGTH
     site.check(snapshot)
     (version,) = site.versions()
-    assert snapshot.spans == (VersionSpan(version, 0, SHORT, "span"),)
+    source = "span" if since(site.version, REPORTS_SPANS) else "label"
+    assert snapshot.spans == (VersionSpan(version, 0, SHORT, source),)
     (attempt,) = snapshot.attempts
     assert attempt.worker == (None if site.routed else site.url)
 
