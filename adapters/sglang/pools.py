@@ -15,6 +15,8 @@ from adapters.sglang.sockets import Tap, TapBackend
 
 KEEPALIVE_S = 4.0
 """Idle connections are dropped before the server's own 5 s (uvicorn under SGLang): no POST meets a closing socket."""
+NO_BODY = frozenset({204, 304})
+"""Whatever their header says (RFC 9112, section 6.3). HEAD is never asked."""
 CUT = "peer closed connection without sending complete message body (incomplete chunked read)"
 
 
@@ -95,13 +97,17 @@ class OwnPool:
         response = await self._pool.handle_async_request(request)
         headers = httpx.Headers(response.headers)
         tap = response.extensions["network_stream"]
-        if tap.whole and headers.get("transfer-encoding", "").strip().lower() == "chunked":
+        if tap.whole and response.status not in NO_BODY and _is_chunked(headers):
             return Answered(response.status, headers, _TakenBody(tap, response), response.aclose)
         return Answered(response.status, headers, aiter(response.aiter_stream()), response.aclose)
 
     async def aclose(self) -> None:
         """Close every connection."""
         await self._pool.aclose()
+
+
+def _is_chunked(headers: Mapping[str, str]) -> bool:
+    return headers.get("transfer-encoding", "").strip().lower() == "chunked"
 
 
 class _TakenBody:

@@ -28,9 +28,13 @@ class Tap(httpcore.AsyncNetworkStream):
         self._kept = b""  # read from the socket, and given to nobody
         self._head: bytes | None = b""  # the last bytes of an unfinished header; None behind its end
         self._passed = False  # whether the parser has been given anything behind the header
+        self._ending = False  # whether the parser is to see the end of a body that was taken
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """For the parser: nothing behind the end of a header comes together with it."""
+        if self._ending:
+            self._ending = False
+            return EMPTY_BODY
         data = self._kept or await self._stream.read(max_bytes, timeout)
         self._kept = b""
         if self._head is None:
@@ -63,8 +67,8 @@ class Tap(httpcore.AsyncNetworkStream):
         return data or await self._stream.read(READ_BYTES)
 
     def finish(self, rest: bytes) -> None:
-        """The body has been taken to its end: the parser gets an empty one, and then what came behind it."""
-        self._kept = EMPTY_BODY + rest
+        """The body has been taken to its end: the parser gets an empty one, and never what came behind it."""
+        self._kept, self._ending = rest, True
 
     async def aclose(self) -> None:
         """Close the socket."""

@@ -29,6 +29,7 @@ STREAMS_PER_POOL = 16
 DEFAULT_IN_FLIGHT = 512
 """What a client brought by the caller must be able to hold open where nothing else was said: the engine's default."""
 CLOSE_TIMEOUT_S = 2.0
+CLOSED = "the connection was closed from this side"
 
 
 class ConnectFailed(Exception):
@@ -101,6 +102,7 @@ BROKEN = (
     httpcore.NetworkError,
     httpcore.ProtocolError,
     httpcore.TimeoutException,
+    ssl.SSLError,  # in mid-stream; httpcore maps those of the handshake
 )
 
 
@@ -118,6 +120,11 @@ class HttpxResponse:
 
     async def read(self) -> bytes:
         """The bytes of one read, b"" at the end."""
+        if self._pool is None:
+            raise StreamCut(CLOSED)
+        return await self._read()
+
+    async def _read(self) -> bytes:
         self._reading = True
         try:
             return await anext(self._chunks)
@@ -147,7 +154,7 @@ class HttpxResponse:
             await self._aclose()
         while not self._over and not self._reading:
             with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True), contextlib.suppress(StreamCut):
-                await self.read()
+                await self._read()
 
 
 class HttpxTransport:

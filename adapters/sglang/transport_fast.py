@@ -16,15 +16,13 @@ from urllib.parse import urlsplit
 import httptools
 import httpx
 
-from adapters.sglang.pools import KEEPALIVE_S
-from adapters.sglang.transport import HEADERS, ConnectFailed, Response, StreamCut, describe
+from adapters.sglang.pools import KEEPALIVE_S, NO_BODY
+from adapters.sglang.transport import CLOSED, HEADERS, ConnectFailed, Response, StreamCut, describe
 
 READ_BUFFER = 256 * 1024
 """Bytes of one read at most; one buffer serves all connections, because what a read brought is parsed at once."""
 HIGH_WATER = 64 * 1024
 HEADER_LIMIT = 256 * 1024
-UNREAD = "the connection was closed from this side"
-NO_BODY = frozenset({204, 304})
 
 Origin = tuple[bool, str, int]
 """Whether it speaks TLS, its host and its port."""
@@ -210,7 +208,7 @@ class FastResponse:
         """Everything that has arrived since the last read, b"" at the end."""
         connection = self._connection
         if connection is None:
-            raise StreamCut(UNREAD)
+            raise StreamCut(CLOSED)
         return await connection.read()
 
     async def close(self) -> None:
@@ -249,7 +247,7 @@ class FastTransport:
         try:
             await connection.request(b"\r\n".join(head) + (body or b""))
         except BaseException:
-            self._drop(connection, UNREAD)
+            self._drop(connection, CLOSED)
             raise
         return FastResponse(connection, self)
 
@@ -260,13 +258,13 @@ class FastTransport:
             self._sweeping = None
         self._idle.clear()
         while self._all:
-            self._all.pop().shut(UNREAD)
+            self._all.pop().shut(CLOSED)
         await asyncio.sleep(0)  # asyncio closes the sockets in its next turn
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose answer was read to its end, close any other."""
         if not connection.reusable or connection not in self._all:
-            self._drop(connection, UNREAD)
+            self._drop(connection, CLOSED)
             return
         loop = asyncio.get_running_loop()
         connection.idle_since = loop.time()
@@ -282,7 +280,7 @@ class FastTransport:
             connection = idle.pop()
             if connection.usable and (connection.idle_since or 0.0) > oldest:
                 return connection
-            self._drop(connection, UNREAD)
+            self._drop(connection, CLOSED)
         return None
 
     async def _connect(self, origin: Origin) -> Connection:
@@ -314,7 +312,7 @@ class FastTransport:
         for origin, connections in list(self._idle.items()):
             kept = [each for each in connections if each.usable and (each.idle_since or 0.0) > oldest]
             for connection in set(connections).difference(kept):
-                self._drop(connection, UNREAD)
+                self._drop(connection, CLOSED)
             if kept:
                 self._idle[origin] = kept
             else:

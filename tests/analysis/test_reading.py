@@ -6,17 +6,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
 
-from lifecycle.analysis import Warehouse, build_report, find_sources, to_parquet
+from lifecycle.analysis import Warehouse, build_report, find_sources, find_violations, to_parquet
 from lifecycle.analysis.lines import each_line, pick
 from lifecycle.errors import ConfigurationError
 from tests.analysis.conftest import Lines
 
 
-def summary(*paths: Path | str) -> dict[str, object]:
+def summary(*paths: Path | str) -> dict[str, Any]:
     """The report without what names files and lines."""
     with Warehouse(find_sources(paths)) as warehouse:
         report = build_report(warehouse).as_dict()
@@ -110,6 +111,31 @@ def test_damaged_lines_are_counted_shown_and_never_data(
     assert damage["unknown_events"] == {"rollout.dreamt": 1}
     clean = summary(write(good_lines, "clean.jsonl"))
     assert {key: value for key, value in report.items() if key in clean} == clean
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "odd",
+    ["oops", "", 7, -1.5, 2**70, True, None, [1], ["a", None], {"a": 1}],
+    ids=lambda odd: repr(odd)[:12],
+)
+def test_no_value_of_any_key_stops_a_report(
+    odd: object, strict: bool, good_lines: Lines, write: Callable[..., Path]
+) -> None:
+    """Whatever one key of one line says, the other lines are read: the line counts as damaged, or says something odd."""
+    kinds = {line["event"]: line for line in good_lines}
+    lines = [{**line, key: odd} for line in kinds.values() for key in line if key != "event"]
+    assert len(kinds) > 10
+    with Warehouse(find_sources([write([*good_lines, *lines])]), strict=strict) as warehouse:
+        found = find_violations(warehouse) if strict else None
+        report = build_report(warehouse, found)
+        assert warehouse.total == len(good_lines) + len(lines)
+    assert report["rollouts"]["total"] >= summary_of(good_lines, write)["rollouts"]["total"]
+
+
+def summary_of(lines: Lines, write: Callable[..., Path]) -> dict[str, Any]:
+    """The summary of lines."""
+    return summary(write(lines, "good.jsonl"))
 
 
 def test_a_torn_tail_is_one_damaged_line(run_log: Path, tmp_path: Path) -> None:

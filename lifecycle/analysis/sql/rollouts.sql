@@ -4,11 +4,11 @@
 CREATE TABLE rollouts AS
 SELECT
     rollout,
-    max(packed(rowid, tokens)) AS tokens_pack,
+    max(packed(rowid, least(tokens, 268435455))) AS tokens_pack,
     max(CASE WHEN dest <> source
         THEN packed(rowid, enum_code(dest)::UBIGINT * 256 + coalesce(enum_code(reason) + 1, 0)) END) AS move_pack,
     max(CASE WHEN event = 'rollout.disposition'
-        THEN packed(rowid, enum_code(disposition)::UBIGINT * 1000000 + least(coalesce(extra + 1, 0), 999999)::UBIGINT)
+        THEN packed(rowid, enum_code(disposition)::UBIGINT * 1000000 + least(greatest(coalesce(extra + 1, 0), 0), 999999)::UBIGINT)
     END) AS disposition_pack,
     max(CASE WHEN event = 'rollout.rest' THEN seconds END) AS duration_s,
     max(CASE WHEN event = 'rollout.rest' THEN extra END)::UTINYINT AS versions,

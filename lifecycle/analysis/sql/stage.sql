@@ -30,11 +30,11 @@ SELECT
             WHEN event = 'stream.anomaly' THEN kind
             WHEN event = 'abort.sent' THEN json_object(
                 'strategy', strategy, 'worker', worker, 'status', status, 'requests', requests, 'round', round,
-                'rids', rids::JSON)::VARCHAR
+                'rids', try_cast(rids AS JSON))::VARCHAR
             WHEN event = 'gate.transition' THEN mode
             WHEN event = 'engine.started' THEN json_object(
-                'process_id', process_id, 'run_id', run_id, 'tables', tables::JSON)::VARCHAR
-            --strict WHEN event IN ('group.settled', 'group.delivered') THEN members
+                'process_id', process_id, 'run_id', run_id, 'tables', try_cast(tables AS JSON))::VARCHAR
+            --strict WHEN event IN ('group.settled', 'group.delivered') THEN try_cast(members AS JSON)::VARCHAR
         END
     END
 FROM {source}

@@ -12,7 +12,7 @@ import pytest
 
 from adapters.sglang.pools import OwnPool, _TakenBody
 from adapters.sglang.sockets import TapBackend
-from adapters.sglang.transport import HttpxTransport, StreamCut
+from adapters.sglang.transport import HttpxTransport, Response, StreamCut
 from tests.support.scripted_server import (
     Connection,
     Request,
@@ -167,7 +167,77 @@ async def test_close_wakes_a_reader(transport: HttpxTransport) -> None:
                 await response.read()
 
 
-async def test_bytes_behind_the_end_close_the_connection(transport: HttpxTransport) -> None:
-    """Whatever follows an answer unasked is nobody's answer."""
-    scripts = raw(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + CHUNKED + b"3\r\nbad\r\n0\r\n\r\n"), stream(b"b")
-    assert await exchange(transport, *scripts) == ([(b"a", True), (b"b", True)], 2)
+@pytest.mark.parametrize(
+    "behind", [CHUNKED + b"3\r\nbad\r\n0\r\n\r\n", b"\r\n"], ids=["an answer", "a line break"]
+)
+async def test_bytes_behind_the_end_close_the_connection(transport: HttpxTransport, behind: bytes) -> None:
+    """Whatever follows an answer unasked is nobody's answer, however long the server stays."""
+
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(CHUNKED + b"1\r\na\r\n0\r\n\r\n" + behind)
+
+    assert await exchange(transport, script, stream(b"b")) == ([(b"a", True), (b"b", True)], 2)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_that_has_no_body(transport: HttpxTransport, status: int) -> None:
+    """It is over with its header, though that may say chunked."""
+
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(b"HTTP/1.1 %d X\r\ntransfer-encoding: chunked\r\n\r\n" % status)
+
+    with anyio.fail_after(5):
+        assert await exchange(transport, script, stream(b"b")) == ([(b"", False), (b"b", True)], 1)
+
+
+async def test_nothing_is_read_after_a_close(transport: HttpxTransport) -> None:
+    """Who reads on after somebody else has closed the stream is told so, also where bytes had come already."""
+
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(CHUNKED + b"1\r\na\r\n1\r\nb\r\n")
+        await connection.gone()
+
+    for turns in range(8):
+        async with ScriptedServer({"/x": script}) as server:
+            response = await transport.open("GET", server.url + "/x", None, {})
+            begun = anyio.Event()
+
+            async def close(response: Response = response, begun: anyio.Event = begun) -> None:
+                begun.set()
+                await response.close()
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(close)
+                await begun.wait()
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                with pytest.raises(StreamCut, match="closed from this side"):
+                    await response.read()
+
+
+class Spoilt(httpcore.AsyncMockStream):
+    """A TLS connection that breaks with a record that cannot be read."""
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """The header, and then the error."""
+        return await super().read(max_bytes, timeout) or self._fail()
+
+    def _fail(self) -> bytes:
+        raise ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC]")
+
+
+async def test_a_broken_tls_record_cuts_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a connection that broke, and no fault of the request."""
+    parts = httpcore.AsyncMockBackend([])
+    monkeypatch.setattr(parts, "connect_tcp", lambda *_, **__: _now(Spoilt([CHUNKED])))
+    transport = HttpxTransport()
+    transport._pools[False].append(OwnPool(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), 1.0, TapBackend(parts)))
+    response = await transport.open("GET", "http://127.0.0.1:1/x", None, {})
+    with pytest.raises(StreamCut, match="BAD_RECORD_MAC"):
+        await response.read()
+    await response.close()
+    await transport.aclose()
+
+
+async def _now(value: httpcore.AsyncNetworkStream) -> httpcore.AsyncNetworkStream:
+    return value
