@@ -22,7 +22,7 @@ def short(value: float | None) -> float | None:
 
 def rollouts(warehouse: Warehouse) -> dict[str, Any]:
     """Where every rollout is, and what the caller did with it."""
-    ends = warehouse.rows("ends")
+    ends = warehouse.once("ends")
     return {
         "total": sum(row["rollouts"] for row in ends),
         "states": _summed(ends, "state", "rollouts"),
@@ -110,7 +110,7 @@ def aborts(warehouse: Warehouse) -> dict[str, Any]:
 
 def tokens(warehouse: Warehouse) -> dict[str, Any]:
     """Where every token is: delivered, held, or wasted for a reason."""
-    ends, drops = warehouse.rows("ends"), warehouse.rows("dropped")
+    ends, drops = warehouse.once("ends"), warehouse.rows("dropped")
     places: dict[str, int] = {}
     wasted: dict[str, int] = {}
     for row in ends:

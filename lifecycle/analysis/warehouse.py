@@ -95,6 +95,7 @@ class Warehouse:
         self._cleanup = weakref.finalize(self, shutil.rmtree, self._spill, ignore_errors=True)
         memory = memory or ("900MB" if strict else "380MB")
         self.connection = duck.connect(memory=memory, threads=threads, spill=self._spill)
+        self._asked: dict[str, list[dict[str, Any]]] = {}
         self.damage = Damage()
         self.starts: list[int] = []
         self.processes: list[Process] = []
@@ -125,6 +126,12 @@ class Warehouse:
             cursor = self.connection.execute(duck.sql(name, strict=self.strict, **parts))
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def once(self, name: str) -> list[dict[str, Any]]:
+        """The rows of a query that several sections ask for: it is run for the first."""
+        if name not in self._asked:
+            self._asked[name] = self.rows(name)
+        return self._asked[name]
 
     def row(self, name: str, **parts: str) -> dict[str, Any]:
         """The one row of a query that has one."""

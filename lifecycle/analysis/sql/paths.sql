@@ -3,8 +3,9 @@
 CREATE TABLE paths AS
 WITH told AS (
     SELECT
-        rollout, lines.rowid AS row_number, ts, event, source, dest, tokens,
+        rollout, ts, event, source, dest, tokens,
         CASE WHEN event = 'rollout.restored' THEN extra ELSE 0 END AS dropped,
+        row_number() OVER story AS place,
         lag(tokens) OVER story AS tokens_before,
         lag(dest) OVER story AS state_before,
         process <> lag(process) OVER story AS elsewhere
@@ -14,10 +15,10 @@ WITH told AS (
 )
 SELECT
     rollout,
-    string_agg(format('{:x}', least(enum_code(dest), 14) + 1), '' ORDER BY ts DESC, row_number DESC)
+    string_agg(substr('123456789abcdef', least(enum_code(dest), 14) + 1, 1), '' ORDER BY place DESC)
         FILTER (dest <> source OR (event = 'rollout.restored' AND dest IS DISTINCT FROM state_before)) AS path,
-    enum_code(arg_max(dest, (ts, row_number))) AS state,
-    arg_max(tokens, (ts, row_number)) AS tokens,
+    enum_code(arg_max(dest, place)) AS state,
+    arg_max(tokens, place) AS tokens,
     max(ts) - min(ts) AS duration_s,
     sum(greatest(tokens_before::BIGINT - tokens - dropped, 0))
         FILTER (elsewhere)::UBIGINT AS lost_unseen,
