@@ -9,15 +9,16 @@ import struct
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+import anyio
 import pytest
 
 from adapters.slime import close_all, generate, keep_whole
 from lifecycle.call import Call
 from lifecycle.errors import ConfigurationError
-from lifecycle.events import ChannelData, EndKind, StreamEnd, token_slice
+from lifecycle.events import ChannelData, EndKind, StreamEnd, StreamEvent, token_slice
 from lifecycle.states import FinishReason, Reason
 from lifecycle.testing.backend import Hang, ScriptedBackend, Step, finish, lost, tokens
 from tests.adapters.slime.conftest import Slime, until
@@ -503,25 +504,41 @@ def test_w6_engines_do_not_share_an_abort(slime: Slime) -> None:
 # -- whole loops ---------------------------------------------------------------------------------------------------
 
 
+class Unhurried(ScriptedBackend):
+    """Groups 2 and 4 hang after two tokens, once, and nothing ends before both samples of group 2 have shown theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(self._play)
+        self._shown = 0
+        self._both: anyio.Event | None = None
+
+    def _play(self, call: Call) -> list[Step]:
+        hangs = call.attempt == 1 and chr(call.input_ids[2]) in "24"
+        return [tokens(1, 2), Hang()] if hangs else [tokens(3, 4), finish()]
+
+    async def stream(self, call: Call) -> AsyncIterator[Sequence[StreamEvent]]:
+        """Hold back what comes too early."""
+        self._both = both = self._both or anyio.Event()
+        async for batch in super().stream(call):
+            if chr(call.input_ids[2]) != "2":
+                await both.wait()
+            yield batch
+            self._shown += chr(call.input_ids[2]) == "2"
+            if self._shown == 2:
+                both.set()
+
+
 def test_slimes_own_loop_hands_back_and_resumes(slime: Slime) -> None:
     """Two steps of slime's own rollout function: partial groups go through its buffer and finish with their tokens."""
-
-    def script(call: Call) -> list[Step]:
-        slow = call.input_ids[2] % 3 == 2
-        if slow and call.attempt == 1:
-            return [tokens(1, 2), Hang()]
-        return [tokens(3, 4), finish()]
-
-    slime.backend = ScriptedBackend(script)
+    slime.backend = Unhurried()
     args = slime.args()
     source = slime.data_source(args)
     first = slime.module.generate_rollout(args, 0, source)
     second = slime.module.generate_rollout(args, 1, source)
-    indices = [group[0].group_index for group in (*first.samples, *second.samples)]
-    assert len(indices) == len(set(indices)) == 4
+    assert {group[0].group_index for group in first.samples} == {0, 1}
+    assert {group[0].group_index for group in second.samples} == {2, 3}
     resumed = [sample for group in second.samples for sample in group if sample.response_length == 4]
-    assert resumed
-    assert all(sample.tokens[3:] == [1, 2, 3, 4] for sample in resumed)
+    assert [sample.tokens[3:] for sample in resumed] == [[1, 2, 3, 4]] * 2
     assert slime.engine(args).ledger().balanced
 
 
