@@ -127,6 +127,12 @@ def stream(*pieces: bytes, cut: bool = False) -> Script:
     return script
 
 
+async def mute(_: Request, connection: Connection) -> None:
+    """The header of an event stream, and nothing behind it."""
+    await connection.send(STREAM_HEAD)
+    await connection.gone()
+
+
 async def silence(_: Request, connection: Connection) -> None:
     """No answer at all, until the client goes away."""
     await connection.gone()

@@ -1,7 +1,7 @@
 -- One compact row per line, in the order of the file: row n of a file is its n-th line that is not blank.
 -- Names become hashes (read again from the line itself where one must be shown), states become enums, `extra` is the
--- one more number that an event has, and what only rare events carry goes to `about`; of an rid the last twelve
--- characters are kept. A damaged line has no event.
+-- one more number that an event has, and what only rare events carry goes to `about`; of a line's own
+-- rid the last twelve characters are kept. A damaged line has no event.
 INSERT INTO lines
 SELECT
     event,

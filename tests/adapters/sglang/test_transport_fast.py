@@ -11,7 +11,16 @@ import pytest
 from adapters.sglang import transport_fast
 from adapters.sglang.transport import ConnectFailed, StreamCut
 from adapters.sglang.transport_fast import FastTransport
-from tests.support.scripted_server import Connection, Request, Script, ScriptedServer, answer, in_turn, raw
+from tests.support.scripted_server import (
+    Connection,
+    Request,
+    Script,
+    ScriptedServer,
+    answer,
+    in_turn,
+    mute,
+    raw,
+)
 
 pytestmark = pytest.mark.anyio
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -168,11 +177,6 @@ async def test_no_http(transport: FastTransport, bytes_: bytes) -> None:
 
 async def test_close_wakes_a_reader(transport: FastTransport) -> None:
     """Closing a response ends a read that waits."""
-
-    async def mute(_: Request, connection: Connection) -> None:
-        await connection.send(CHUNKED)
-        await connection.gone()
-
     async with ScriptedServer({"/x": mute}) as server:
         response = await transport.open("GET", server.url + "/x", None, {})
         async with anyio.create_task_group() as tasks:

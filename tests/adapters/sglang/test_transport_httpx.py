@@ -20,6 +20,7 @@ from tests.support.scripted_server import (
     ScriptedServer,
     answer,
     in_turn,
+    mute,
     raw,
     stream,
 )
@@ -149,11 +150,6 @@ async def test_a_body_given_up_closes_the_connection(transport: HttpxTransport) 
 
 async def test_close_wakes_a_reader(transport: HttpxTransport) -> None:
     """Closing a response ends a read that waits."""
-
-    async def mute(_: Request, connection: Connection) -> None:
-        await connection.send(CHUNKED)
-        await connection.gone()
-
     async with ScriptedServer({"/x": mute}) as server:
         response = await transport.open("GET", server.url + "/x", None, {})
         async with anyio.create_task_group() as tasks:
