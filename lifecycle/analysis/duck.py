@@ -16,7 +16,7 @@ from lifecycle.errors import ConfigurationError
 if TYPE_CHECKING:
     import duckdb
 
-_STRICT = re.compile(r"^(\s*)--strict ", re.MULTILINE)
+_MODE = {name: re.compile(rf"^(\s*)--{name} ", re.MULTILINE) for name in ("strict", "default")}
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 
@@ -65,13 +65,11 @@ def _text(name: str) -> str:
 
 
 def sql(name: str, *, strict: bool = False, **parts: str) -> str:
-    """The query of that name; with `strict` the lines that begin with `--strict` belong to it.
+    """The query of that name; lines that begin with `--strict` or `--default` belong to it in that mode only.
 
     `parts` replace `{name}` in it.
     """
-    text = _text(name)
-    if strict:
-        text = _STRICT.sub(r"\1", text)
+    text = _MODE["strict" if strict else "default"].sub(r"\1", _text(name))
     text = _COMMENT.sub("", text)
     for part, value in parts.items():
         text = text.replace("{" + part + "}", value)

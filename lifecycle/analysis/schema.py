@@ -37,7 +37,7 @@ NARROW: Final = {
     "straggler_s": "FLOAT",
     "spans": "VARCHAR[][]",
     "members": "VARCHAR",
-    "rids": "VARCHAR",
+    "rids": "VARCHAR[]",
 }
 STAGED: Final = (
     "event",

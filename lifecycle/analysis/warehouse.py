@@ -78,7 +78,7 @@ class Damage:
 class Warehouse:
     """The logs in a database in memory; a context manager, since it may spill to a temporary directory.
 
-    `strict` keeps what conformance checks need. `memory` bounds the database's own buffers (`"380MB"`); more rows
+    `strict` keeps what conformance checks need. `memory` bounds the database's own buffers (`"415MB"`); more rows
     than that go to disk for the time being.
     """
 
@@ -93,7 +93,7 @@ class Warehouse:
         self.strict = strict
         self._spill = Path(tempfile.mkdtemp(prefix="lifecycle-report-"))
         self._cleanup = weakref.finalize(self, shutil.rmtree, self._spill, ignore_errors=True)
-        memory = memory or ("900MB" if strict else "380MB")
+        memory = memory or ("900MB" if strict else "415MB")
         self.connection = duck.connect(memory=memory, threads=threads, spill=self._spill)
         self._asked: dict[str, list[dict[str, Any]]] = {}
         self.damage = Damage()
@@ -363,7 +363,7 @@ def _number_lineages(processes: Sequence[Process], linked: Iterable[tuple[int, s
 def _from_parquet(name: str, kind: str, held: set[str]) -> str:
     if name not in held:
         return f"NULL::{kind} AS {name}"
-    if name in {"members", "rids"}:
+    if name == "members":
         return f"to_json({name})::VARCHAR AS {name}"
     if name == "spans":
         return f"json_transform(spans, '[[\"VARCHAR\"]]') AS {name}"

@@ -116,8 +116,24 @@ def test_damaged_lines_are_counted_shown_and_never_data(
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
     "odd",
-    ["oops", "", 7, -1.5, 2**70, True, None, [1], ["a", None], {"a": 1}],
-    ids=lambda odd: repr(odd)[:12],
+    [
+        "oops",
+        "",
+        0,
+        7,
+        2**16 - 1,
+        2**32 - 1,
+        2**63 - 1,
+        2**70,
+        -1.5,
+        1e300,
+        True,
+        None,
+        [1],
+        ["a", None],
+        {"a": 1},
+    ],
+    ids=repr,
 )
 def test_no_value_of_any_key_stops_a_report(
     odd: object, strict: bool, good_lines: Lines, write: Callable[..., Path]

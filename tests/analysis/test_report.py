@@ -161,6 +161,21 @@ def test_attempts_versions_and_lags_are_those_of_the_rollouts(report: Report, go
     assert {row["lag"]: row["rollouts"] for row in report["staleness"]["lag_at_delivery"]} == lags
 
 
+def test_what_no_line_knows_is_not_counted(good_lines: Lines, write: Callable[..., Path]) -> None:
+    """A value that is null is none: neither the lowest value nor the highest."""
+    unknown = dict.fromkeys(("lag", "worker", "straggler_s", "duration_s"))
+    path = write([{**line, **{key: None for key in unknown if key in line}} for line in good_lines])
+    with Warehouse(find_sources([path])) as warehouse:
+        report = build_report(warehouse)
+    assert report["staleness"]["lag_at_delivery"] == []
+    assert {row["workers"] for row in report["aborts"]["strategies"]} == {0}
+    assert [row["worker"] for row in report["workers"]["workers"]] == [None]
+    settled = next(row for row in report["groups"] if row["event"] == "group.settled")
+    assert settled["straggler_share"] is None
+    assert set(settled["straggler"].values()) == {None}
+    assert report["distributions"]["rollout_duration_s"] == []
+
+
 def test_workers_are_told_apart(report: Report, good_lines: Lines) -> None:
     """Ends are counted at the worker of the line, and the slow worker of the run shows."""
     ends = Counter(

@@ -1,12 +1,14 @@
 -- Latency and outcome of aborts by the strategy that was used for them. Each batch is unfolded once.
-WITH batches AS (
-    SELECT about->>'strategy' AS strategy, about->>'rids' AS rids
+WITH calls AS (
+    SELECT from_json(about, '{"strategy": "VARCHAR", "rids": "VARCHAR"}') AS call
     FROM lines WHERE event = 'abort.sent'
-    GROUP BY ALL
+),
+batches AS (
+    SELECT DISTINCT call.strategy, call.rids FROM calls
 ),
 asked AS (
     SELECT rid, min(strategy) AS strategy
-    FROM (SELECT strategy, right(unnest(from_json(rids, '["VARCHAR"]')), 12) AS rid FROM batches)
+    FROM (SELECT strategy, unnest(from_json(rids, '["VARCHAR"]')) AS rid FROM batches)
     GROUP BY rid
 )
 SELECT strategy, count(*) AS n, quantiles(seconds) AS q, max(seconds) AS longest,

@@ -3,9 +3,9 @@
 WITH told AS (
     SELECT
         lines.rowid AS row_number, process, rollout, event, seq, attempt, trigger, source, dest, tokens, new_tokens, rid, spans_fit,
-        CASE WHEN event IN ('rollout.transition', 'rollout.restored') THEN extra ELSE 0 END::BIGINT AS dropped,
+        coalesce(dropped_tokens, 0)::BIGINT AS dropped,
         lag(lines.rowid) OVER story AS before_row,
-        lag(seq) OVER story AS seq_before,
+        (lag(seq) OVER story)::BIGINT AS seq_before,
         lag(dest) OVER story AS state_before,
         (lag(tokens) OVER story)::BIGINT AS tokens_before,
         lag(attempt) OVER story AS attempt_before,

@@ -4,7 +4,7 @@ SELECT
     count(*) FILTER (trigger = 'restore') AS resumes,
     coalesce(sum(tokens) FILTER (trigger = 'restore'), 0)::BIGINT AS kept,
     count(*) FILTER (extra > 0) AS drops,
-    coalesce(sum(extra::DOUBLE), 0)::BIGINT AS dropped
+    coalesce(sum(extra), 0)::BIGINT AS dropped
 FROM lines
 WHERE (event = 'rollout.transition' AND trigger = 'restore') OR event = 'rollout.restored'
 GROUP BY ALL

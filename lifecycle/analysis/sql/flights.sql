@@ -5,7 +5,7 @@ SELECT
     min(ts) FILTER (trigger = 'dispatch') AS began,
     max(ts) FILTER (in_flight(source) AND NOT in_flight(dest)) AS ended,
     max(CASE WHEN trigger = 'observe' THEN seconds END) AS first_token_s,
-    max(CASE WHEN in_flight(source) AND NOT in_flight(dest) THEN worker END) AS worker,
+    max(CASE WHEN in_flight(source) AND NOT in_flight(dest) THEN extra END) AS worker,
     max(CASE WHEN in_flight(source) THEN tokens END)::BIGINT - max(CASE WHEN trigger = 'dispatch' THEN tokens END)
         AS tokens
 FROM lines

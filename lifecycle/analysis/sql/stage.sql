@@ -1,14 +1,16 @@
 -- One compact row per line, in the order of the file: row n of a file is its n-th line that is not blank.
--- Names become hashes (read again from the line itself where one must be shown), states become enums, `extra` is the
--- one more number that an event has, and what only rare events carry goes to `about`; of a line's own
--- rid the last twelve characters are kept. A damaged line has no event.
+-- Names become hashes (read again from the line itself where one must be shown), states become enums, and what only
+-- rare events carry goes to `about`; of rids the last twelve characters are kept. A damaged line has no event.
+-- `extra` is the one more thing that an event has: a move and an abort call their worker, a restore the tokens that it
+-- dropped, a rest its versions, a disposition its lag, a settled group the wait for its slowest in tenths of a millisecond.
 INSERT INTO lines
 SELECT
     event,
     ts,
     (hash(process_id) & 4294967295)::UINTEGER,
     CASE WHEN seq IS NOT NULL THEN hash(rollout_id) END,
-    seq,
+    --default if(seq > 64, 64, seq),
+    --strict seq,
     attempt,
     trigger,
     source,
@@ -17,9 +19,12 @@ SELECT
     reason,
     disposition,
     coalesce(dwell_s, duration_s, latency_s),
-    coalesce(dropped_tokens, straggler_s, lag, versions)::FLOAT,
-    (hash(worker) & 4294967295)::UINTEGER,
+    CASE WHEN (event = 'rollout.transition' AND trigger <> 'restore') OR event = 'abort.sent'
+        THEN CASE WHEN worker IS NOT NULL THEN (hash(worker) & 4294967295)::UINTEGER END
+        ELSE coalesce(dropped_tokens, versions, try_cast(lag AS UINTEGER), try_cast(straggler_s * 10000 AS UINTEGER))
+    END,
     --strict new_tokens,
+    --strict dropped_tokens,
     --strict CASE WHEN rollout_id IS NULL THEN hash(group_id) ELSE hash(rid) END,
     --strict spans IS NULL OR spans_fit(spans, tokens),
     -- Most lines are a rollout's, and are done with first.
@@ -29,8 +34,8 @@ SELECT
             WHEN event = 'rollout.restored' THEN from_process
             WHEN event = 'stream.anomaly' THEN kind
             WHEN event = 'abort.sent' THEN json_object(
-                'strategy', strategy, 'worker', worker, 'status', status, 'requests', requests, 'round', round,
-                'rids', try_cast(rids AS JSON))::VARCHAR
+                'strategy', strategy, 'status', status, 'requests', requests, 'round', round,
+                'rids', list_transform(rids, lambda one: right(one, 12)))::VARCHAR
             WHEN event = 'gate.transition' THEN mode
             WHEN event = 'engine.started' THEN json_object(
                 'process_id', process_id, 'run_id', run_id, 'tables', try_cast(tables AS JSON))::VARCHAR

@@ -1,5 +1,5 @@
 -- How attempts ended, by the worker that served them.
-SELECT worker, min(rowid) AS first_row, count(*) AS attempts,
+SELECT extra AS worker, min(rowid) AS first_row, count(*) AS attempts,
     count(*) FILTER (trigger = 'finish') AS finished,
     count(*) FILTER (source = 'aborting') AS aborted,
     count(*) FILTER (trigger = 'preempt') AS preempted,
