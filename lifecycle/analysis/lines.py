@@ -1,6 +1,7 @@
 """The lines of a log file themselves: the n-th one, or all of them. No database.
 
-DuckDB numbers the lines that are not blank; an editor numbers all of them. `pick` translates.
+DuckDB numbers the lines that are not blank; an editor numbers all of them. `pick` translates, and `LineFinder` does
+so again and again in a long file.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from lifecycle.errors import ConfigurationError
 from lifecycle.log.records import RECORD_TYPES, event_name
 
 CHUNK: Final = 4 * 1024 * 1024
+EARLY: Final = 8
+"""Lines in the first part of so many are found faster by reading up to them than by counting all newlines."""
 INSTALL: Final = "pip install 'rollout-lifecycle[analysis]'"
 _BLANK = re.compile(rb"\n[ \t\r]*\n")
 
@@ -117,6 +121,53 @@ def pick(source: Source, ordinals: Sequence[int]) -> dict[int, RawLine]:
                     found[ordinal] = RawLine(number, text)
                 ordinal += 1
     return found
+
+
+class LineFinder:
+    """The lines of one source by ordinal, as `pick` gives them, for who asks more than once.
+
+    `rows` says how many lines of it are not blank. A late line in a plain file is looked up: its newlines are
+    counted once, and where there are as many lines as rows, none is blank and the n-th line is the n-th row.
+    """
+
+    def __init__(self, source: Source, rows: int) -> None:
+        self._source = source
+        self.rows = rows
+        self._newlines: list[int] | None = None  # how many there are before each piece of CHUNK bytes, and in all
+
+    def pick(self, ordinals: Sequence[int]) -> dict[int, RawLine]:
+        """The lines with these ordinals, which count from 0 and leave blank lines out."""
+        early = max(ordinals, default=0) < self.rows // EARLY
+        if early or self._source.compression != "uncompressed":
+            return pick(self._source, ordinals)
+        with open_source(self._source) as file:
+            if self._newlines is None:
+                self._newlines = _count_newlines(file)
+            if self._newlines[-1] != self.rows:
+                return pick(self._source, ordinals)
+            return {ordinal: RawLine(ordinal + 1, self._read(file, ordinal)) for ordinal in ordinals}
+
+    def _read(self, file: IO[bytes], ordinal: int) -> bytes:
+        """The line behind so many newlines."""
+        assert self._newlines is not None
+        piece = max(bisect_left(self._newlines, ordinal) - 1, 0)
+        file.seek(piece * CHUNK)
+        data = file.read(CHUNK)
+        *_, behind = data.split(b"\n", ordinal - self._newlines[piece])
+        file.seek(piece * CHUNK + len(data) - len(behind))
+        return file.readline().removesuffix(b"\n")
+
+
+def _count_newlines(file: IO[bytes]) -> list[int]:
+    """The newlines before each piece, and in all; a last line without one has it, too."""
+    counts = [0]
+    data = last = b""
+    while data := file.read(CHUNK):
+        counts.append(counts[-1] + data.count(b"\n"))
+        last = data
+    if last and not last.endswith(b"\n"):
+        counts[-1] += 1
+    return counts
 
 
 def _parquet_lines(source: Source, wanted: Sequence[int] | None, needle: bytes) -> Iterator[RawLine]:

@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -16,7 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from lifecycle.analysis import duck, schema
-from lifecycle.analysis.lines import RawLine, each_line, open_source, pick
+from lifecycle.analysis.lines import LineFinder, RawLine, each_line, open_source
 from lifecycle.analysis.machines import MachineSet, machines_from, own_machines, vocabulary
 from lifecycle.analysis.sources import Source
 from lifecycle.errors import ConfigurationError
@@ -97,7 +98,8 @@ class Warehouse:
         self.connection = duck.connect(memory=memory, threads=threads, spill=self._spill)
         self._asked: dict[str, list[dict[str, Any]]] = {}
         self.damage = Damage()
-        self.starts: list[int] = []
+        self.starts = [0]  # the first row of every file, and the end
+        self._finders: list[LineFinder] = []
         self.processes: list[Process] = []
         self.sources = sorted(sources, key=_first_time)
         self._stage()
@@ -149,9 +151,9 @@ class Warehouse:
             by_file.setdefault(bisect_right(self.starts, row) - 1, []).append(row)
         found: dict[int, tuple[Place, RawLine]] = {}
         for index, wanted in by_file.items():
-            source, start = self.sources[index], self.starts[index]
-            for ordinal, line in pick(source, [row - start for row in wanted]).items():
-                found[start + ordinal] = (Place(str(source), line.number), line)
+            source, start = str(self.sources[index]), self.starts[index]
+            for ordinal, line in self._finders[index].pick([row - start for row in wanted]).items():
+                found[start + ordinal] = (Place(source, line.number), line)
         return found
 
     def lines(self, rows: Iterable[int]) -> dict[int, tuple[Place, dict[str, Any]]]:
@@ -191,10 +193,9 @@ class Warehouse:
             self.connection.execute(f"CREATE TYPE {name} AS ENUM ({listed})")
         self.run("macros")
         self.run("lines")
-        self._rows = 0
         for source in self.sources:
-            self.starts.append(self._rows)
-            self._rows += self._stage_file(source)
+            self._finders.append(LineFinder(source, self._stage_file(source)))
+            self.starts.append(self.starts[-1] + self._finders[-1].rows)
 
     def _stage_file(self, source: Source) -> int:
         try:
@@ -275,8 +276,7 @@ class Warehouse:
 
     def _refuse_strangers(self, lost: Sequence[int]) -> None:
         """A file in which every line is damaged is no log, whatever its name says."""
-        bounds = [*self.starts, self._rows]
-        for source, begin, end in zip(self.sources, bounds, bounds[1:], strict=False):
+        for source, (begin, end) in zip(self.sources, pairwise(self.starts), strict=True):
             bad = bisect_left(lost, end) - bisect_left(lost, begin)
             if end > begin and bad == end - begin:
                 place, line = self.raw([begin])[begin]

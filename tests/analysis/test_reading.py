@@ -4,15 +4,19 @@ import gzip
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lifecycle.analysis import Warehouse, build_report, find_sources, find_violations, to_parquet
-from lifecycle.analysis.lines import each_line, pick
+from lifecycle.analysis.lines import LineFinder, each_line, pick
+from lifecycle.analysis.sources import Source
 from lifecycle.errors import ConfigurationError
 from tests.analysis.conftest import Lines
 
@@ -198,6 +202,31 @@ def test_the_nth_line_is_found_past_blank_ones(blank: list[int], write: Callable
     found = pick(find_sources([path])[0], [0, 7, 199])
     assert {ordinal: line.text for ordinal, line in found.items()} == {0: b"0", 7: b"7", 199: b"199"}
     assert [text[line.number - 1] for line in found.values()] == ["0", "7", "199"]
+
+
+@given(
+    lines=st.lists(st.sampled_from(["", " ", "a", "bb", "ccc" * 9]), max_size=40),
+    ended=st.booleans(),
+    chunk=st.integers(1, 50),
+    data=st.data(),
+)
+def test_a_finder_finds_what_reading_from_the_start_finds(
+    lines: list[str], ended: bool, chunk: int, data: st.DataObject
+) -> None:
+    """Early and late lines, with and without blank ones, whatever the pieces are in which the file is read."""
+    rows = sum(bool(line.strip()) for line in lines)
+    asked = st.lists(st.integers(0, max(rows - 1, 0)), min_size=1, max_size=5) if rows else st.just([])
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "lines.jsonl"
+        path.write_text("\n".join(lines) + ("\n" if ended and lines else ""))
+        source = Source(path, "uncompressed")
+        finder = LineFinder(source, rows)
+        for _ in range(3):
+            ordinals = data.draw(asked)
+            whole = pick(source, ordinals)
+            with patch.context() as small:
+                small.setattr("lifecycle.analysis.lines.CHUNK", chunk)
+                assert finder.pick(ordinals) == whole
 
 
 def test_lines_with_a_word_are_found_across_chunks(run_log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
