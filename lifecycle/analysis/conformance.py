@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from lifecycle.analysis.machines import LoggedMachine
-from lifecycle.analysis.warehouse import Place, Process, Warehouse
+from lifecycle.analysis.warehouse import Line, Place, Process, Warehouse
 
 VIOLATION_KINDS: Final[dict[str, str]] = {
     "undeclared_move": "a move that the table in the log does not declare",
@@ -48,7 +48,6 @@ class Violation:
         return f"{self.file}:{self.line}: {self.kind}: {who}: {self.found}; expected {self.expected}"
 
 
-Line = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import IO, Any, Final, cast
 
 import msgspec
@@ -133,7 +134,9 @@ class LineFinder:
     def __init__(self, source: Source, rows: int) -> None:
         self._source = source
         self.rows = rows
-        self._newlines: list[int] | None = None  # how many there are before each piece of CHUNK bytes, and in all
+        self._newlines: list[int] | None = (
+            None  # how many there are before each piece of CHUNK bytes, and in all
+        )
 
     def pick(self, ordinals: Sequence[int]) -> dict[int, RawLine]:
         """The lines with these ordinals, which count from 0 and leave blank lines out."""
@@ -145,17 +148,17 @@ class LineFinder:
                 self._newlines = _count_newlines(file)
             if self._newlines[-1] != self.rows:
                 return pick(self._source, ordinals)
-            return {ordinal: RawLine(ordinal + 1, self._read(file, ordinal)) for ordinal in ordinals}
+            return dict(self._read(file, self._newlines, sorted(ordinals)))
 
-    def _read(self, file: IO[bytes], ordinal: int) -> bytes:
-        """The line behind so many newlines."""
-        assert self._newlines is not None
-        piece = max(bisect_left(self._newlines, ordinal) - 1, 0)
-        file.seek(piece * CHUNK)
-        data = file.read(CHUNK)
-        *_, behind = data.split(b"\n", ordinal - self._newlines[piece])
-        file.seek(piece * CHUNK + len(data) - len(behind))
-        return file.readline().removesuffix(b"\n")
+    def _read(
+        self, file: IO[bytes], newlines: list[int], ordinals: Sequence[int]
+    ) -> Iterator[tuple[int, RawLine]]:
+        """The lines behind so many newlines; each piece is read once."""
+        for piece, wanted in groupby(ordinals, lambda ordinal: max(bisect_left(newlines, ordinal) - 1, 0)):
+            file.seek(piece * CHUNK)
+            lines = (file.read(CHUNK) + file.readline()).split(b"\n")
+            for ordinal in wanted:
+                yield ordinal, RawLine(ordinal + 1, lines[ordinal - newlines[piece]])
 
 
 def _count_newlines(file: IO[bytes]) -> list[int]:

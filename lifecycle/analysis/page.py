@@ -31,8 +31,9 @@ def write_page(report: Report, path: Path, *, drawings: Mapping[str, str] | None
 
     Raises ConfigurationError when the file cannot be written.
     """
+    text = page(report, drawings or {})
     try:
-        path.write_text(page(report, drawings or {}), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write the page {path}: {error.strerror}") from error
 

@@ -100,13 +100,12 @@ def _axis_time(value: float) -> str:
 
 
 def _attempts(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    if rows:
-        marks = [
-            plots.Mark(
-                row["attempts"], row["rollouts"], f"{row['attempts']} attempts: {count(row['rollouts'])}"
-            )
-            for row in rows
-        ]
+    marks = [
+        plots.Mark(row["attempts"], row["rollouts"], f"{row['attempts']} attempts: {count(row['rollouts'])}")
+        for row in rows
+        if row["attempts"] is not None
+    ]
+    if marks:
         yield _figure(
             "Attempts", "requests that a rollout needed", plots.columns(marks, "Attempts", "violet")
         )

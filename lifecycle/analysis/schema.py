@@ -27,7 +27,7 @@ NARROW: Final = {
     "tokens": "UINTEGER",
     "new_tokens": "UINTEGER",
     "dropped_tokens": "UINTEGER",
-    "versions": "UTINYINT",
+    "versions": "UINTEGER",
     "lag": "INTEGER",
     "requests": "UINTEGER",
     "round": "UINTEGER",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import weakref
@@ -16,19 +17,26 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from lifecycle.analysis import duck, schema
+from lifecycle.analysis import duck, schema, staging
 from lifecycle.analysis.lines import LineFinder, RawLine, each_line, open_source
 from lifecycle.analysis.machines import MachineSet, machines_from, own_machines, vocabulary
 from lifecycle.analysis.sources import Source
+from lifecycle.analysis.words import END_OF_TIME
 from lifecycle.errors import ConfigurationError
 from lifecycle.log.records import AnyRecord
-from lifecycle.states import Disposition, Reason
 
 SHOWN_DAMAGE: Final = 20
 CLASSIFIED: Final = 1000
 PEEKED: Final = 200
 _RECORD = msgspec.json.Decoder(AnyRecord)
 _ANY = msgspec.json.Decoder()
+
+
+class Line(dict[str, Any]):
+    """A line as it stands in the log; a key that it lacks is None."""
+
+    def __missing__(self, key: str) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ class Warehouse:
         self.connection = duck.connect(memory=memory, threads=threads, spill=self._spill)
         self._asked: dict[str, list[dict[str, Any]]] = {}
         self.damage = Damage()
-        self.starts = [0]  # the first row of every file, and the end
+        self.starts: list[int] = []  # the first row of every file, and the end
         self._finders: list[LineFinder] = []
         self.processes: list[Process] = []
         self.sources = sorted(sources, key=_first_time)
@@ -156,9 +164,16 @@ class Warehouse:
                 found[start + ordinal] = (Place(source, line.number), line)
         return found
 
-    def lines(self, rows: Iterable[int]) -> dict[int, tuple[Place, dict[str, Any]]]:
-        """The lines behind rows as plain dicts, with their places."""
-        return {row: (place, _ANY.decode(line.text)) for row, (place, line) in self.raw(rows).items()}
+    def lines(self, rows: Iterable[int]) -> dict[int, tuple[Place, Line]]:
+        """The lines behind rows, with their places."""
+        return {row: (place, self._line(line.text)) for row, (place, line) in self.raw(rows).items()}
+
+    def _line(self, text: bytes) -> Line:
+        try:
+            return Line(_ANY.decode(text))
+        except msgspec.DecodeError:  # the database reads more than JSON: NaN, a comma behind the last key
+            row = self.connection.execute("SELECT json($1)", [text.decode("utf-8", "replace")]).fetchone()
+            return Line(json.loads(row[0], parse_constant=str) if row else {})
 
     @property
     def total(self) -> int:
@@ -180,17 +195,19 @@ class Warehouse:
     # -- reading -----------------------------------------------------------------------------------------------
 
     def _stage(self) -> None:
-        states, triggers = vocabulary([own_machines(), *self._peeked_machines()])
-        words = {
-            "event_name": schema.EVENTS,
-            "state_name": states,
-            "trigger_name": triggers,
-            "reason_name": list(Reason),
-            "disposition_name": list(Disposition),
-        }
-        for name, values in words.items():
-            listed = ", ".join(duck.quoted(value) for value in values)
-            self.connection.execute(f"CREATE TYPE {name} AS ENUM ({listed})")
+        """Read everything; again if a table was found behind the beginning of a file that has words of its own."""
+        machines = [own_machines(), *self._peeked_machines()]
+        self._stage_with(vocabulary(machines))
+        found = [_machines_of(json.loads(row["about"])) for row in self.rows("started")]
+        machines += [each for each in found if each is not None]
+        if vocabulary(machines) != self._words:
+            self.run("unlearn")
+            self._stage_with(vocabulary(machines))
+
+    def _stage_with(self, words: tuple[list[str], list[str]]) -> None:
+        self._words = words
+        self.starts, self._finders, self.damage = [0], [], Damage()
+        staging.define_words(self.connection, *words)
         self.run("macros")
         self.run("lines")
         for source in self.sources:
@@ -200,35 +217,16 @@ class Warehouse:
     def _stage_file(self, source: Source) -> int:
         try:
             with duck.reading(source):
-                return self._insert(self._reader(source))
+                return self._insert(source)
         except ConfigurationError:
             if source.is_parquet or source.compression == "uncompressed":
                 raise
-        return self._insert(self._reader(self._readable_part(source)))
+        return self._insert(self._readable_part(source))
 
-    def _insert(self, reader: str) -> int:
+    def _insert(self, source: Source) -> int:
+        reader = staging.reader(self.connection, source, strict=self.strict)
         inserted = self.connection.execute(duck.sql("stage", strict=self.strict, source=reader)).fetchone()
         return int(inserted[0]) if inserted else 0
-
-    def _reader(self, source: Source) -> str:
-        columns = schema.staged_columns(strict=self.strict)
-        if source.is_parquet:
-            return self._parquet_reader(source, columns)
-        return (
-            f"read_json({duck.quoted(source.path)}, format = 'newline_delimited', compression = "
-            f"'{source.compression}', ignore_errors = true, columns = {duck.struct(columns)})"
-        )
-
-    def _parquet_reader(self, source: Source, columns: dict[str, str]) -> str:
-        rows = f"read_parquet({duck.quoted(source.path)})"
-        held = self.connection.execute(f"DESCRIBE SELECT * FROM {rows}").fetchall()  # noqa: S608  a quoted path
-        names = {str(row[0]) for row in held}
-        if not {"event", "ts", "process_id"} <= names:
-            raise ConfigurationError(
-                f"{source} is not a lifecycle log: it has no columns event, ts and process_id"
-            )
-        picked = ", ".join(_from_parquet(name, kind, names) for name, kind in columns.items())
-        return f"(SELECT {picked} FROM {rows})"  # noqa: S608  names of ours and a quoted path
 
     def _readable_part(self, source: Source) -> Source:
         """A compressed file that is cut off: what can be read of it, as a file of its own."""
@@ -255,18 +253,21 @@ class Warehouse:
     # -- knowing what was read ---------------------------------------------------------------------------------
 
     def _set_damage_aside(self) -> None:
-        rows = [int(row["rowid"]) for row in self.rows("damaged")]
+        rows = [int(row["rowid"]) for row in self.rows("damaged", end_of_time=repr(END_OF_TIME))]
         if not rows:
             return
         whole: set[int] = set()
         for row, (place, line) in sorted(self.raw(rows[:CLASSIFIED]).items()):
             try:
-                _RECORD.decode(line.text)
+                ts = _RECORD.decode(line.text).ts
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 if not self._count_unknown_event(line):
                     self._count_damaged(place, line, error)
-            else:
+                continue
+            if 0 <= ts <= END_OF_TIME:
                 whole.add(row)
+            else:
+                self._count_damaged(place, line, ValueError(f"ts {ts:g} is no time"))
         self.damage.foreign_words = sorted(whole)
         lost = [row for row in rows if row not in whole]
         self.damage.count = len(lost) - self.damage.unknown_events.total()
@@ -306,7 +307,7 @@ class Warehouse:
         sets: dict[str, MachineSet] = {}
         for row in found:
             started = row["started"] is not None
-            line = _ANY.decode(row["started"]) if started else nameless[row["first_row"]][1]
+            line = json.loads(row["started"]) if started else nameless[row["first_row"]][1]
             machines = _machines_of(line) if started else None
             if machines is not None:
                 machines = sets.setdefault(machines.key, machines)
@@ -358,16 +359,6 @@ def _number_lineages(processes: Sequence[Process], linked: Iterable[tuple[int, s
     numbers: dict[str, int] = {}
     for process in processes:
         process.lineage = numbers.setdefault(root(process.run), len(numbers))
-
-
-def _from_parquet(name: str, kind: str, held: set[str]) -> str:
-    if name not in held:
-        return f"NULL::{kind} AS {name}"
-    if name == "members":
-        return f"to_json({name})::VARCHAR AS {name}"
-    if name == "spans":
-        return f"json_transform(spans, '[[\"VARCHAR\"]]') AS {name}"
-    return f"try_cast({name} AS {kind}) AS {name}"
 
 
 def _machines_of(line: Any) -> MachineSet | None:

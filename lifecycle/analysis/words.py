@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 THREE_DIGITS: Final = 999.5
+END_OF_TIME: Final = 253_402_300_799.0
+"""The last second of the year 9999: what is later, or before 1970, is no time."""
 
 
 def seconds(value: float | None) -> str:
@@ -37,6 +39,8 @@ def clock(ts: float | None) -> str:
     """A moment, in UTC."""
     if ts is None:
         return "-"
+    if not 0 <= ts <= END_OF_TIME:
+        return f"{ts:g}"
     return datetime.fromtimestamp(ts, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 

@@ -289,6 +289,13 @@ def tokens_fell_elsewhere(lines: Lines) -> int:
     return at
 
 
+def tokens_fell_elsewhere_unsaid(lines: Lines) -> int:
+    """The same, with null where it would be said."""
+    at = tokens_fell_elsewhere(lines)
+    lines[at]["dropped_tokens"] = None
+    return at
+
+
 def tokens_out_of_nothing(lines: Lines) -> int:
     """A rest with more tokens than the move before it left."""
     summed = delivered_groups(lines)
@@ -444,6 +451,7 @@ FAULTS: list[tuple[str, Callable[[Lines], int]]] = [
     ("tokens_fell", tokens_fell),
     ("tokens_fell", dropped_at_the_end),
     ("tokens_fell", tokens_fell_elsewhere),
+    ("tokens_fell", tokens_fell_elsewhere_unsaid),
     ("tokens_mismatch", tokens_out_of_nothing),
     ("tokens_mismatch", first_tokens_wrong),
     ("tokens_mismatch", spans_overlap),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from io import StringIO
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from lifecycle.analysis import Warehouse, build_report, find_sources, find_violations, to_parquet
+from lifecycle.analysis import Warehouse, build_report, find_sources, find_violations, to_parquet, write_page
 from lifecycle.analysis.lines import LineFinder, each_line, pick
+from lifecycle.analysis.render import print_report
 from lifecycle.analysis.sources import Source
+from lifecycle.cli.report import draw_machines
 from lifecycle.errors import ConfigurationError
 from tests.analysis.conftest import Lines
 
@@ -117,45 +122,74 @@ def test_damaged_lines_are_counted_shown_and_never_data(
     assert {key: value for key, value in report.items() if key in clean} == clean
 
 
-@pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "oops",
-        "",
-        0,
-        7,
-        2**16 - 1,
-        2**32 - 1,
-        2**63 - 1,
-        2**70,
-        -1.5,
-        1e300,
-        True,
-        None,
-        [1],
-        ["a", None],
-        {"a": 1},
-    ],
-    ids=repr,
-)
+MISSING = "missing"
+BORDERS = [border + step for border in (2**8, 2**16, 2**31, 2**32, 2**63) for step in (-1, 0)]
+ODD = [
+    MISSING,
+    "oops",
+    "",
+    0,
+    7,
+    -1,
+    *BORDERS,
+    2**70,
+    -1.5,
+    1e25,
+    1e39,
+    1e300,
+    inf,
+    -inf,
+    nan,
+    True,
+    None,
+    [1],
+]
+
+
+def with_odd(line: dict[str, Any], key: str, odd: object) -> dict[str, Any]:
+    """A line in which one key says something odd, or is missing."""
+    rest = {name: value for name, value in line.items() if name != key}
+    return rest if odd is MISSING else {**rest, key: odd}
+
+
+ODD_VALUES = pytest.mark.parametrize("odd", [*ODD, ["a", None], {"a": 1}], ids=repr)
+
+
+@ODD_VALUES
 def test_no_value_of_any_key_stops_a_report(
-    odd: object, strict: bool, good_lines: Lines, write: Callable[..., Path]
+    odd: object, good_lines: Lines, write: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Whatever one key of one line says, the other lines are read: the line counts as damaged, or says something odd."""
+    """Every line says something odd, in one key after the other: the lines are damaged, or say something odd."""
+    lines = []
+    for number, line in enumerate(good_lines):
+        keys = sorted(set(line) - {"event"})
+        lines.append(with_odd(line, keys[number * 7 % len(keys)], odd))
+    sources = find_sources([write(lines)])
+    with Warehouse(sources, strict=True) as warehouse:
+        find_violations(warehouse)
+    with Warehouse(sources) as warehouse:
+        report = build_report(warehouse)
+        assert warehouse.total == len(lines)
+    json.dumps(report.as_dict(), allow_nan=False)
+    drawings = draw_machines(report) if odd == "oops" else {}  # only words are drawn
+    write_page(report, tmp_path / "page.html", drawings=drawings)
+    print_report(report, Console(file=StringIO()))
+
+
+@ODD_VALUES
+def test_odd_lines_behind_a_good_log_leave_it_as_it_is(
+    odd: object, good_lines: Lines, write: Callable[..., Path]
+) -> None:
+    """A line of every event for each of its keys: no rollout of the others is lost, whatever is said of them."""
     kinds = {line["event"]: line for line in good_lines}
-    lines = [{**line, key: odd} for line in kinds.values() for key in line if key != "event"]
     assert len(kinds) > 10
-    with Warehouse(find_sources([write([*good_lines, *lines])]), strict=strict) as warehouse:
-        found = find_violations(warehouse) if strict else None
-        report = build_report(warehouse, found)
-        assert warehouse.total == len(good_lines) + len(lines)
-    assert report["rollouts"]["total"] >= summary_of(good_lines, write)["rollouts"]["total"]
-
-
-def summary_of(lines: Lines, write: Callable[..., Path]) -> dict[str, Any]:
-    """The summary of lines."""
-    return summary(write(lines, "good.jsonl"))
+    behind = [with_odd(line, key, odd) for line in kinds.values() for key in line if key != "event"]
+    with Warehouse(find_sources([write([*good_lines, *behind])]), strict=True) as warehouse:
+        report = build_report(warehouse, find_violations(warehouse))
+        assert warehouse.total == len(good_lines) + len(behind)
+    assert report["rollouts"]["total"] >= len(
+        {line["rollout_id"] for line in good_lines if "rollout_id" in line and "seq" in line}
+    )
 
 
 def test_a_torn_tail_is_one_damaged_line(run_log: Path, tmp_path: Path) -> None:

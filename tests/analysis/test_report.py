@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from benchmarks.generate_log import write_log
-from lifecycle.analysis import Report, Warehouse, build_report, find_sources
+from lifecycle.analysis import Report, Warehouse, build_report, find_sources, find_violations
 from lifecycle.analysis.render import print_report
+from lifecycle.analysis.warehouse import PEEKED
 from lifecycle.analysis.words import path_of, seconds, share
 from lifecycle.errors import ConfigurationError
 from lifecycle.log import LogLine, read_log
@@ -186,6 +187,44 @@ def test_workers_are_told_apart(report: Report, good_lines: Lines) -> None:
     slowest = min(workers.values(), key=lambda row: row["tokens_per_s"])
     assert slowest["worker"] == "http://10.0.0.6:30000"
     assert slowest["first_token"]["p50_s"] == max(row["first_token"]["p50_s"] for row in workers.values())
+
+
+def test_words_that_a_later_process_declares_are_known(good_lines: Lines, write: Callable[..., Path]) -> None:
+    """A newer version goes on with the log: its table stands far behind the beginning, and its moves are legal."""
+    lines = json.loads(json.dumps(good_lines))
+    at = max(number for number, line in enumerate(lines) if line["event"] == "engine.started")
+    assert at > PEEKED
+    newer = lines[at]["tables"]["rollout"]
+    arcs = [arc | {"trigger": "land"} for arc in newer["arcs"] if arc["trigger"] == "finish"]
+    newer["triggers"], newer["arcs"], newer["hash"] = (
+        [*newer["triggers"], "land"],
+        newer["arcs"] + arcs,
+        "newer",
+    )
+    later = [line for line in lines[at:] if line.get("trigger") == "finish"]
+    for line in later:
+        line["trigger"] = "land"
+    with Warehouse(find_sources([write(lines)]), strict=True) as warehouse:
+        assert find_violations(warehouse) == []
+        report = build_report(warehouse)
+    landed = [row for row in report["transitions"] if row["trigger"] == "land"]
+    assert sum(row["count"] for row in landed) == len(later) > 0
+    assert {row["kind"] for row in landed} == {"move"}
+    ends = Counter(
+        line["worker"] for line in lines if line.get("source") in FLYING and line["dest"] not in FLYING
+    )
+    assert {row["worker"]: row["attempts"] for row in report["workers"]["workers"]} == ends
+
+
+def test_a_straggler_is_as_exact_as_the_log(good_lines: Lines, write: Callable[..., Path]) -> None:
+    """Also a very small one and a very large one."""
+    settled = [line for line in good_lines if line["event"] == "group.settled"]
+    for waited in (0.00004, 0.123456, 500_000.0):
+        lines = [{**line, "straggler_s": waited} if line in settled else line for line in good_lines]
+        with Warehouse(find_sources([write(lines)])) as warehouse:
+            rows = build_report(warehouse)["groups"]
+        found = next(row for row in rows if row["event"] == "group.settled")["straggler"]
+        assert set(found.values()) == {waited}
 
 
 def test_variants_are_the_sequences_of_states(report: Report, good_lines: Lines) -> None:

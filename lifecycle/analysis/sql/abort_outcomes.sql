@@ -2,7 +2,7 @@
 SELECT
     CASE WHEN source <> 'aborting' THEN 'never_sent' ELSE CASE trigger
         WHEN 'confirm' THEN 'confirmed' WHEN 'finish' THEN 'finished' WHEN 'lose' THEN 'lost'
-        WHEN 'expire' THEN 'expired' WHEN 'reject' THEN 'rejected' ELSE trigger::VARCHAR END END AS outcome,
+        WHEN 'expire' THEN 'expired' WHEN 'reject' THEN 'rejected' ELSE word_of(trigger) END END AS outcome,
     count(*) AS n,
     quantiles(CASE WHEN source = 'aborting' THEN seconds END) AS q,
     max(CASE WHEN source = 'aborting' THEN seconds END) AS longest,

@@ -3,7 +3,7 @@
 WITH told AS (
     SELECT
         lines.rowid AS row_number, process, rollout, event, seq, attempt, trigger, source, dest, tokens, new_tokens, rid, spans_fit,
-        coalesce(dropped_tokens, 0)::BIGINT AS dropped,
+        CASE WHEN event IN ('rollout.transition', 'rollout.restored') THEN coalesce(dropped_tokens, 0) ELSE 0 END::BIGINT AS dropped,
         lag(lines.rowid) OVER story AS before_row,
         (lag(seq) OVER story)::BIGINT AS seq_before,
         lag(dest) OVER story AS state_before,

@@ -6,7 +6,7 @@ WITH stays AS (
         min(ts) AS began, min(lines.rowid) AS first_row, max(lines.rowid) AS last_row,
         arg_min(dest, lines.rowid) AS first_state, arg_max(dest, lines.rowid) AS last_state,
         arg_min(tokens, lines.rowid)::BIGINT AS first_tokens, arg_max(tokens, lines.rowid)::BIGINT AS last_tokens,
-        arg_min(CASE WHEN event = 'rollout.restored' THEN dropped_tokens ELSE 0 END, lines.rowid)::BIGINT AS dropped,
+        arg_min(CASE WHEN event = 'rollout.restored' THEN coalesce(dropped_tokens, 0) ELSE 0 END, lines.rowid)::BIGINT AS dropped,
         min(ts) FILTER (trigger = 'dispatch') AS first_dispatch,
         max(ts) FILTER (in_flight(source) OR in_flight(dest)) AS last_flight,
         max(lines.rowid) FILTER (in_flight(source) OR in_flight(dest)) AS last_flight_row,

@@ -2,7 +2,8 @@
 SELECT rowid
 FROM lines
 WHERE event IS NULL
-    OR ts IS NULL
+    OR ts IS NULL OR ts NOT BETWEEN 0 AND {end_of_time}
+    OR NOT isfinite(seconds)
     OR process IS NULL
     OR (rollout IS NULL AND event IN ('rollout.transition', 'rollout.restored', 'rollout.rest', 'rollout.disposition'))
     OR (rollout IS NOT NULL AND (attempt IS NULL OR tokens IS NULL OR dest IS NULL))

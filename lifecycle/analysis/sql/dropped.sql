@@ -6,6 +6,6 @@ SELECT
     count(*) FILTER (extra > 0) AS drops,
     coalesce(sum(extra), 0)::BIGINT AS dropped
 FROM lines
-WHERE (event = 'rollout.transition' AND trigger = 'restore') OR event = 'rollout.restored'
+WHERE (event = 'rollout.transition' AND trigger = 'restore' AND NOT in_flight(source)) OR event = 'rollout.restored'
 GROUP BY ALL
 ORDER BY dropped DESC, reason

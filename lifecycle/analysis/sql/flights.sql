@@ -9,6 +9,6 @@ SELECT
     max(CASE WHEN in_flight(source) THEN tokens END)::BIGINT - max(CASE WHEN trigger = 'dispatch' THEN tokens END)
         AS tokens
 FROM lines
-WHERE event = 'rollout.transition' AND trigger <> 'restore' AND rollout % {sample} = 0
+WHERE event = 'rollout.transition' AND trigger IS DISTINCT FROM 'restore' AND rollout % {sample} = 0
 GROUP BY rollout, process, attempt
 HAVING began IS NOT NULL

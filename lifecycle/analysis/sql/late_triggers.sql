@@ -1,5 +1,5 @@
 -- Aborts and discards that came too late: declared, and without effect.
-SELECT source::VARCHAR AS state, trigger::VARCHAR AS trigger, count(*) AS n
+SELECT source::VARCHAR AS state, word_of(trigger) AS trigger, count(*) AS n
 FROM lines
 WHERE event = 'rollout.transition' AND dest = source
 GROUP BY ALL

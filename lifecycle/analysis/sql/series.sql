@@ -21,12 +21,13 @@ streams AS (
 ),
 parts AS (
     SELECT tokens, first, last,
-        unnest(range(floor((first - began) / width)::BIGINT, floor((last - began) / width)::BIGINT + 1)) AS bucket
+        unnest(range(bucket_of((first - began) / width, {buckets}), bucket_of((last - began) / width, {buckets}) + 1)) AS bucket
     FROM streams, span
 ),
 rates AS (
     SELECT least(bucket, {buckets} - 1)::INTEGER AS bucket,
-        sum(tokens * (least(last, began + (bucket + 1) * width) - greatest(first, began + bucket * width)) / (last - first))
+        sum(tokens * greatest(0, least(last, began + (bucket + 1) * width) - greatest(first, began + bucket * width))
+            / nullif(last - first, 0))
             * {sample} / any_value(width) AS tokens_per_s
     FROM parts, span
     GROUP BY least(bucket, {buckets} - 1)

@@ -1,14 +1,15 @@
 -- One compact row per line, in the order of the file: row n of a file is its n-th line that is not blank.
 -- Names become hashes (read again from the line itself where one must be shown), states become enums, and what only
 -- rare events carry goes to `about`; of rids the last twelve characters are kept. A damaged line has no event.
--- `extra` is the one more thing that an event has: a move and an abort call their worker, a restore the tokens that it
--- dropped, a rest its versions, a disposition its lag, a settled group the wait for its slowest in tenths of a millisecond.
+-- `extra` is the one more number that an event has: a move out of flight and an abort call their worker, other moves the
+-- tokens that they dropped, a rest its versions, a disposition its lag. Where only the first 32 lines of a rollout are
+-- told by their `seq`, any number above stands for all.
 INSERT INTO lines
 SELECT
     event,
     ts,
-    (hash(process_id) & 4294967295)::UINTEGER,
-    CASE WHEN seq IS NOT NULL THEN hash(rollout_id) END,
+    CASE WHEN process_id IS NOT NULL THEN (hash(process_id) & 4294967295)::UINTEGER END,
+    CASE WHEN seq IS NOT NULL AND rollout_id IS NOT NULL THEN hash(rollout_id) END,
     --default if(seq > 64, 64, seq),
     --strict seq,
     attempt,
@@ -19,9 +20,12 @@ SELECT
     reason,
     disposition,
     coalesce(dwell_s, duration_s, latency_s),
-    CASE WHEN (event = 'rollout.transition' AND trigger <> 'restore') OR event = 'abort.sent'
-        THEN CASE WHEN worker IS NOT NULL THEN (hash(worker) & 4294967295)::UINTEGER END
-        ELSE coalesce(dropped_tokens, versions, try_cast(lag AS UINTEGER), try_cast(straggler_s * 10000 AS UINTEGER))
+    CASE
+        WHEN (event = 'rollout.transition' AND in_flight(source)) OR event = 'abort.sent'
+            THEN CASE WHEN worker IS NOT NULL THEN (hash(worker) & 4294967295)::UINTEGER END
+        WHEN event IN ('rollout.transition', 'rollout.restored') THEN dropped_tokens
+        WHEN event = 'rollout.rest' THEN versions
+        WHEN event = 'rollout.disposition' THEN try_cast(lag AS UINTEGER)
     END,
     --strict new_tokens,
     --strict dropped_tokens,
@@ -39,7 +43,8 @@ SELECT
             WHEN event = 'gate.transition' THEN mode
             WHEN event = 'engine.started' THEN json_object(
                 'process_id', process_id, 'run_id', run_id, 'tables', try_cast(tables AS JSON))::VARCHAR
-            --strict WHEN event IN ('group.settled', 'group.delivered') THEN try_cast(members AS JSON)::VARCHAR
+            WHEN event = 'group.settled' THEN straggler_s::VARCHAR
+            --strict WHEN event = 'group.delivered' THEN try_cast(members AS JSON)::VARCHAR
         END
     END
 FROM {source}

@@ -1,5 +1,5 @@
 -- Every move that was made: how often, and the time spent in its source (seconds: p50, p95, p99).
-SELECT source::VARCHAR AS source, trigger::VARCHAR AS trigger, dest::VARCHAR AS dest,
+SELECT word_of(source) AS source, word_of(trigger) AS trigger, word_of(dest) AS dest,
     count(*) AS n, quantiles(seconds) AS q, max(seconds) AS longest
 FROM lines
 WHERE event = '{event}'
