@@ -14,7 +14,7 @@ from benchmarks.generate_log import write_log
 from lifecycle.analysis import Report, Warehouse, build_report, find_sources, find_violations
 from lifecycle.analysis.render import print_report
 from lifecycle.analysis.warehouse import PEEKED
-from lifecycle.analysis.words import path_of, seconds, share
+from lifecycle.analysis.words import clock, path_of, seconds, share
 from lifecycle.errors import ConfigurationError
 from lifecycle.log import LogLine, read_log
 from lifecycle.log.records import RolloutRecord, RolloutRestored, RolloutTransition
@@ -385,3 +385,18 @@ def test_a_share_never_rounds_something_to_nothing() -> None:
     assert share(0, 5) == "0.0%"
     assert share(None, 5) == "-"
     assert share(1, 0) == "-"
+
+
+@pytest.mark.parametrize(
+    ("ts", "text"),
+    [
+        (None, "-"),
+        (1_764_400_000.0, "2025-11-29 07:06:40 UTC"),
+        (253_402_300_799.0, "9999-12-31 23:59:59 UTC"),
+        (253_402_300_800.0, "2.53402e+11"),
+        (-1.0, "-1"),
+    ],
+)
+def test_a_moment_that_no_calendar_knows_is_a_number(ts: float | None, text: str) -> None:
+    """Whatever a log says is a time can be shown."""
+    assert clock(ts) == text
