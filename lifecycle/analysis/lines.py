@@ -134,9 +134,8 @@ class LineFinder:
     def __init__(self, source: Source, rows: int) -> None:
         self._source = source
         self.rows = rows
-        self._newlines: list[int] | None = (
-            None  # how many there are before each piece of CHUNK bytes, and in all
-        )
+        # How many there are before each piece of CHUNK bytes, and in all.
+        self._newlines: list[int] | None = None
 
     def pick(self, ordinals: Sequence[int]) -> dict[int, RawLine]:
         """The lines with these ordinals, which count from 0 and leave blank lines out."""
