@@ -267,7 +267,7 @@ class Warehouse:
             if 0 <= ts <= END_OF_TIME:
                 whole.add(row)
             else:
-                self._count_damaged(place, line, ValueError(f"ts {ts:g} is no time"))
+                self._count_damaged(place, line, f"ts {ts:g} is no time")
         self.damage.foreign_words = sorted(whole)
         lost = [row for row in rows if row not in whole]
         self.damage.count = len(lost) - self.damage.unknown_events.total()
@@ -296,10 +296,10 @@ class Warehouse:
         self.damage.unknown_events[event] += 1
         return True
 
-    def _count_damaged(self, place: Place, line: RawLine, error: Exception) -> None:
+    def _count_damaged(self, place: Place, line: RawLine, problem: object) -> None:
         if len(self.damage.first) < SHOWN_DAMAGE:
             text = line.text[:60].decode("utf-8", "replace")
-            self.damage.first.append(DamagedLine(place, f"{error}: {text!r}"))
+            self.damage.first.append(DamagedLine(place, f"{problem}: {text!r}"))
 
     def _know_processes(self) -> None:
         found = self.rows("processes")

@@ -124,35 +124,16 @@ def test_damaged_lines_are_counted_shown_and_never_data(
 
 MISSING = "missing"
 BORDERS = [border + step for border in (2**8, 2**16, 2**31, 2**32, 2**63) for step in (-1, 0)]
-ODD = [
-    MISSING,
-    "oops",
-    "",
-    0,
-    7,
-    -1,
-    *BORDERS,
-    2**70,
-    -1.5,
-    1e25,
-    1e39,
-    1e300,
-    inf,
-    -inf,
-    nan,
-    True,
-    None,
-    [1],
-]
+WORDS = [MISSING, "oops", ""]
+NUMBERS = [0, 7, -1, *BORDERS, 2**70, -1.5, 1e25, 1e39, 1e300, inf, -inf, nan]
+OTHERS = [True, None, [1], ["a", None], {"a": 1}]
+ODD_VALUES = pytest.mark.parametrize("odd", [*WORDS, *NUMBERS, *OTHERS], ids=repr)
 
 
 def with_odd(line: dict[str, Any], key: str, odd: object) -> dict[str, Any]:
     """A line in which one key says something odd, or is missing."""
     rest = {name: value for name, value in line.items() if name != key}
     return rest if odd is MISSING else {**rest, key: odd}
-
-
-ODD_VALUES = pytest.mark.parametrize("odd", [*ODD, ["a", None], {"a": 1}], ids=repr)
 
 
 @ODD_VALUES

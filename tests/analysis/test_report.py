@@ -218,9 +218,11 @@ def test_words_that_a_later_process_declares_are_known(good_lines: Lines, write:
 
 def test_a_straggler_is_as_exact_as_the_log(good_lines: Lines, write: Callable[..., Path]) -> None:
     """Also a very small one and a very large one."""
-    settled = [line for line in good_lines if line["event"] == "group.settled"]
     for waited in (0.00004, 0.123456, 500_000.0):
-        lines = [{**line, "straggler_s": waited} if line in settled else line for line in good_lines]
+        lines = [
+            line | {"straggler_s": waited} if line["event"] == "group.settled" else line
+            for line in good_lines
+        ]
         with Warehouse(find_sources([write(lines)])) as warehouse:
             rows = build_report(warehouse)["groups"]
         found = next(row for row in rows if row["event"] == "group.settled")["straggler"]
