@@ -523,6 +523,18 @@ def test_the_engine_inside_is_there_only_while_the_block_runs() -> None:
         _ = thread_over(ScriptedBackend(short)).engine
 
 
+def test_a_long_wait_is_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often signals are looked for meanwhile: the result comes, and a time-out is as long as was asked for."""
+    monkeypatch.setattr(loop, "SIGNAL_SECONDS", 0.001)
+    future: Future[str] = Future()
+    threading.Timer(0.05, future.set_result, ["done"]).start()
+    assert loop.result_of(future) == "done"
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        loop.result_of(Future(), timeout=0.02)
+    assert time.monotonic() - begun >= 0.02
+
+
 def run_script(body: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own."""
     return subprocess.run(
@@ -531,19 +543,29 @@ def run_script(body: str) -> subprocess.CompletedProcess[str]:
 
 
 PREAMBLE = """
-import anyio, os, signal, sys, threading, time
+import _thread, anyio, os, signal, sys, threading, time
 from contextlib import nullcontext
 from lifecycle import EngineThread, EngineClosed, RolloutRequest
 from lifecycle.testing.backend import Hang, ScriptedBackend, tokens
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
 backend = ScriptedBackend(lambda call: [tokens(1), Hang()])
 request = RolloutRequest(prompt_ids=[1])
 """
 
 
-def test_a_keyboard_interrupt_leaves_nothing_behind() -> None:
-    """Ctrl-C while plain code waits, and again while the block is left: aborted on the server, no thread, no hang."""
+@pytest.mark.parametrize(
+    "interrupt",
+    ["os.kill(os.getpid(), signal.SIGINT)", "_thread.interrupt_main()"],
+    ids=["signal", "overlooked signal"],
+)
+def test_a_keyboard_interrupt_leaves_nothing_behind(interrupt: str) -> None:
+    """Ctrl-C while plain code waits, and again while the block is left: aborted on the server, no thread, no hang.
+
+    The second way is a signal that came just before the interpreter waits: noted, but it wakes nobody.
+    """
     result = run_script(
         PREAMBLE
+        + f"def press_key(): {interrupt}\n"
         + """
 pressed = threading.Event()
 class Patient(ScriptedBackend):
@@ -553,9 +575,9 @@ class Patient(ScriptedBackend):
 backend = Patient(backend.script)
 def press():
     while not backend.live: time.sleep(0.002)
-    os.kill(os.getpid(), signal.SIGINT)
+    press_key()
     while not engine._closing: time.sleep(0.0005)
-    os.kill(os.getpid(), signal.SIGINT)
+    press_key()
     pressed.set()
 threading.Thread(target=press, daemon=True).start()
 try:

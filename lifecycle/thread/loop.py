@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -20,6 +21,8 @@ from lifecycle.errors import ConfigurationError, EngineClosed
 T = TypeVar("T")
 R = TypeVar("R")
 LOOK_AGAIN_SECONDS = 0.05
+SIGNAL_SECONDS = 0.5
+"""How long a wait may last before signals are looked for; see `result_of`."""
 
 
 class LoopThread(Generic[T]):
@@ -69,7 +72,7 @@ class LoopThread(Generic[T]):
         self._thread = threading.Thread(target=self._main, name=self._name, daemon=True)
         self._thread.start()
         try:
-            self._ready.result()
+            result_of(self._ready)
         except BaseException:
             self._shut_down()
             raise
@@ -117,7 +120,7 @@ class LoopThread(Generic[T]):
         while not self._gone.is_set():
             try:
                 told = told or self._tell_to_leave()
-                self._gone.wait(None if told else LOOK_AGAIN_SECONDS)
+                self._gone.wait(LOOK_AGAIN_SECONDS)
             except KeyboardInterrupt as error:
                 interrupt = interrupt or error
         if self._thread is not None:
@@ -170,7 +173,7 @@ class LoopThread(Generic[T]):
         """`start` and wait for the result, at most `timeout` seconds (then TimeoutError, and it is cancelled)."""
         future = self.start(function, *args)
         try:
-            return future.result(timeout)
+            return result_of(future, timeout)
         except CancelledError:
             raise self._closed() from None
         except TimeoutError:
@@ -191,7 +194,7 @@ class LoopThread(Generic[T]):
         guest = _Guest(make)
         done = self.start(guest.stay)
         try:
-            guest.entered.result()
+            result_of(guest.entered)
         except BaseException:
             done.cancel()
             raise
@@ -262,12 +265,30 @@ class _Guest:
         await block.__aexit__(None if self.error is None else type(self.error), self.error, None)
 
 
+def result_of(future: Future[R], timeout: float | None = None) -> R:
+    """The result, as `future.result(timeout)`, but a signal is never overlooked for longer than a moment.
+
+    One that arrives just before the interpreter waits for a lock is handled when that wait is over: after Ctrl-C a
+    wait without end would go on until the next.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = SIGNAL_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            return future.result(min(left, SIGNAL_SECONDS))
+        except TimeoutError:
+            if future.done():  # it is the future's own, or it has just come
+                return future.result()
+            if deadline is not None and left <= SIGNAL_SECONDS:
+                raise
+
+
 def patiently(future: Future[R]) -> R:
     """The result, waited for even when interrupted: the interrupt is raised afterwards."""
     interrupt: BaseException | None = None
     while True:
         try:
-            result = future.result()
+            result = result_of(future)
         except KeyboardInterrupt as error:
             if future.done():
                 raise
