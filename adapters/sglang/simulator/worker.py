@@ -105,11 +105,16 @@ class Worker:
         server = self._server
         if server is None:
             return
+        loop = asyncio.get_running_loop()
         for listener in getattr(server, "servers", ()):
-            listener.close()
+            for open_socket in listener.sockets:
+                loop.remove_reader(open_socket)
+            # A turn later: asyncio forgets a connection, and never closes it, whose listener is closed between its
+            # accept and its first turn (CPython 3.11: `Server._attach` asserts, before the transport is registered).
+            loop.call_soon(listener.close)
         self._drop_connections(server)
         # What was being accepted in this moment is registered a turn of the loop later.
-        asyncio.get_running_loop().call_later(LATE_ACCEPT_S, self._drop_connections, server)
+        loop.call_later(LATE_ACCEPT_S, self._drop_connections, server)
         server.should_exit = server.force_exit = True
         if fault is not None and fault.restart is not None:
             task = asyncio.get_running_loop().create_task(self._restart_after(fault.restart))
@@ -141,11 +146,7 @@ class Worker:
         """Stop serving; open streams are cut."""
         for task in self._restarts:
             task.cancel()
-        self.brain.on_death = None
-        if self.brain.alive:
-            self.brain.kill()
-        if self._server is not None:
-            self._server.should_exit = self._server.force_exit = True
+        self.brain.kill()
         await self._end_tasks()
         if self._listener is not None:
             self._listener.close()
