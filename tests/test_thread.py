@@ -277,10 +277,11 @@ def test_a_collect_that_times_out_carries_everything() -> None:
 
 def test_what_one_thread_stored_another_restores(tmp_path: Path) -> None:
     """Unfinished rollouts of a closed engine come back from its store and finish."""
-    with thread_over(ScriptedBackend(endless), store=SqliteStore(tmp_path / "run.db")) as engine:
+    path = tmp_path / "run.db"
+    with SqliteStore(path) as store, thread_over(ScriptedBackend(endless), store=store) as engine:
         handle = engine.submit(request("a"))
         eventually(held_tokens(handle))
-    with thread_over(ScriptedBackend(short), store=SqliteStore(tmp_path / "run.db")) as engine:
+    with SqliteStore(path) as store, thread_over(ScriptedBackend(short), store=store) as engine:
         handles, unreadable = engine.restore()
         assert not unreadable
         assert list(handles[0].wait(timeout=10).tokens) == [1, 2, 1, 2, 3]

@@ -7,7 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +35,14 @@ class Runtime:
     """One engine in its thread, and the groups that `generate_rollout` has begun and not delivered.
 
     `open_groups` are what a checkpoint must hold besides the data source's cursor; `ready` are whole groups of a step
-    that could not be finished; `drawn` are groups that a data source gave beyond the one it was asked for.
+    that could not be finished; `drawn` are groups that a data source gave beyond the one it was asked for. `opened` holds the
+    thread and its store.
     """
 
     settings: Settings
     thread: EngineThread
     backend: Backend
+    opened: ExitStack
     open_groups: dict[str, OpenGroup] = field(default_factory=dict)
     ready: list[OpenGroup] = field(default_factory=list)
     drawn: deque[list[Item]] = field(default_factory=deque)
@@ -94,7 +96,7 @@ def close_all() -> None:
         mine = [key for key in _RUNTIMES if key[0] == os.getpid()]
         runtimes = [_RUNTIMES.pop(key) for key in mine]
     for runtime in runtimes:
-        runtime.thread.__exit__(None, None, None)
+        runtime.opened.close()
 
 
 atexit.register(close_all)
@@ -120,14 +122,15 @@ def _make(settings: Settings) -> Runtime:
             backends.append(opened)
             yield opened
 
-    thread = EngineThread(
-        backend,
-        name="lifecycle-slime",
-        max_in_flight=settings.max_in_flight,
-        log=settings.log,
-        store=None if settings.store is None else SqliteStore(settings.store),
-        abort_timeout=settings.abort_timeout,
-        unreachable_timeout=settings.unreachable_timeout,
-    )
-    thread.__enter__()
-    return Runtime(settings, thread, backends[0])
+    with ExitStack() as opened:
+        thread = EngineThread(
+            backend,
+            name="lifecycle-slime",
+            max_in_flight=settings.max_in_flight,
+            log=settings.log,
+            store=None if settings.store is None else opened.enter_context(SqliteStore(settings.store)),
+            abort_timeout=settings.abort_timeout,
+            unreachable_timeout=settings.unreachable_timeout,
+        )
+        opened.enter_context(thread)
+        return Runtime(settings, thread, backends[0], opened.pop_all())

@@ -390,10 +390,8 @@ async def test_a_restart_is_a_rollback_in_the_store() -> None:
 def test_a_store_with_a_thread_of_its_own(tmp_path: Path) -> None:
     """SQLite, in real time: saved, the lines in the file before the snapshot, restored by another engine."""
 
-    async def first() -> None:
-        async with LifecycleEngine(
-            ScriptedBackend(HANGING), store=SqliteStore(tmp_path / "s.db"), log=tmp_path / "log"
-        ) as engine:
+    async def first(store: SqliteStore) -> None:
+        async with LifecycleEngine(ScriptedBackend(HANGING), store=store, log=tmp_path / "log") as engine:
             handle = engine.submit(request("a"))
             await engine.generate(request("b", max_new_tokens=0))
             while handle.state is not RolloutState.PARTIAL:
@@ -401,14 +399,15 @@ def test_a_store_with_a_thread_of_its_own(tmp_path: Path) -> None:
             await handle.abort()
             await handle.wait()
 
-    async def second() -> list[int]:
-        store = SqliteStore(tmp_path / "s.db")
+    async def second(store: SqliteStore) -> list[int]:
         async with LifecycleEngine(ScriptedBackend(simple(2)), store=store) as engine:
             (handle,) = (await engine.restore()).handles
             return list((await handle.wait()).tokens)
 
-    anyio.run(first)
+    with SqliteStore(tmp_path / "s.db") as opened:
+        anyio.run(first, opened)
     names = [event_name(line.record) for line in read_log(tmp_path / "log")]  # type: ignore[union-attr]
     assert names.index("rollout.rest") < names.index("snapshot.saved")
     assert json.loads((tmp_path / "log").read_text().splitlines()[-1])["event"] == "engine.stopped"
-    assert anyio.run(second) == [1, 2]
+    with SqliteStore(tmp_path / "s.db") as opened:
+        assert anyio.run(second, opened) == [1, 2]

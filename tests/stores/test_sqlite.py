@@ -81,7 +81,8 @@ def test_a_store_is_one_file_when_closed(path: Path) -> None:
     """The write-ahead log is folded in by the last one who closes."""
     filled(path)
     assert [found.name for found in path.parent.iterdir()] == [path.name]
-    assert plain().id not in [row.id for row in SqliteStore(path, read_only=True).rows()]
+    with SqliteStore(path, read_only=True) as store:
+        assert plain().id not in [row.id for row in store.rows()]
 
 
 def test_missing_folders_are_made(path: Path) -> None:

@@ -201,7 +201,7 @@ class Trainer:
         print(f"step {step}: {len(batch.groups)} delivered, {len(batch.carried)} carried", flush=True)  # noqa: T201
 
 
-async def train(plan: Plan) -> None:
+async def train(plan: Plan, store: SqliteStore) -> None:
     """All steps that are not done yet."""
     done = len(delivered(plan)) // plan.prompts
     # A worker that dies may leave a connection that nobody answers: those are the stalls a trainer has time-outs for.
@@ -212,7 +212,7 @@ async def train(plan: Plan) -> None:
         LifecycleEngine(
             backend,
             log=plan.log,
-            store=SqliteStore(Path(plan.folder) / "snapshots.db"),
+            store=store,
             policy=policy,
             version=str(done),
             run_id="training",
@@ -236,4 +236,6 @@ async def train(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(train(Plan(**json.loads(Path(sys.argv[1]).read_text()))))
+    planned = Plan(**json.loads(Path(sys.argv[1]).read_text()))
+    with SqliteStore(Path(planned.folder) / "snapshots.db") as opened:
+        asyncio.run(train(planned, opened))
