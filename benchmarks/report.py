@@ -45,10 +45,12 @@ def best(arguments: list[str], repeats: int) -> dict[str, float]:
 def run(log: Path, repeats: int) -> dict[str, Any]:
     """Both forms of the report over one log."""
     with tempfile.TemporaryDirectory() as directory:
-        page = str(Path(directory) / "report.html")
+        page, trace = str(Path(directory) / "report.html"), str(Path(directory) / "trace.json")
         results = {
             "default": best(["report", str(log)], repeats),
-            "strict": best(["report", str(log), "--strict", "--json", "--html", page], repeats),
+            "strict": best(
+                ["report", str(log), "--strict", "--json", "--html", page, "--trace", trace], repeats
+            ),
         }
     return {"bytes": log.stat().st_size, "cores": os.cpu_count(), **results}
 

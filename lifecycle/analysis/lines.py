@@ -90,10 +90,24 @@ def each_line(source: Source, needle: bytes = b"") -> Iterator[RawLine]:
             if needle and needle not in chunk:
                 number += chunk.count(b"\n")
                 continue
-            for text in chunk.split(b"\n")[: -1 if chunk.endswith(b"\n") else None]:
+            for text in _split(chunk):
                 number += 1
                 if needle in text and text.strip():
                     yield RawLine(number, text)
+
+
+def each_text(source: Source) -> Iterator[bytes]:
+    """The text of every line, blank ones too: for who reads a long file and asks for no place in it."""
+    if source.is_parquet:
+        yield from (line.text for line in _parquet_lines(source, None, b""))
+        return
+    with open_source(source) as file:
+        for chunk in _chunks(file):
+            yield from _split(chunk)
+
+
+def _split(chunk: bytes) -> list[bytes]:
+    return chunk.split(b"\n")[: -1 if chunk.endswith(b"\n") else None]
 
 
 def pick(source: Source, ordinals: Sequence[int]) -> dict[int, RawLine]:
@@ -114,7 +128,7 @@ def pick(source: Source, ordinals: Sequence[int]) -> dict[int, RawLine]:
             if not blank and upto >= ordinal + lines:
                 ordinal, number = ordinal + lines, number + lines
                 continue
-            for text in chunk.split(b"\n")[: -1 if chunk.endswith(b"\n") else None]:
+            for text in _split(chunk):
                 number += 1
                 if not text.strip():
                     continue

@@ -1,7 +1,11 @@
 """A Chrome/Perfetto trace: one async track per rollout, one process per worker, counters over time.
 
 Rollouts overlap, and events that overlap on one thread break the viewers, so everything is an async `b`/`e` pair with
-the rollout as its id, local to the process: a rollout served by two workers has a track at each. The states of one rollout follow each other, so that pairs of one id never overlap.
+the rollout as its id, local to the process: a rollout served by two workers has a track at each. The states of one
+rollout follow each other, so that pairs of one id never overlap.
+
+Millions of lines pass through here one by one, so that lines and events are structs that the garbage collector does
+not look at.
 """
 
 from __future__ import annotations
@@ -11,30 +15,33 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from lifecycle.analysis.lines import each_line
+from lifecycle.analysis.lines import each_text
 from lifecycle.analysis.sources import Source
 from lifecycle.errors import ConfigurationError
 from lifecycle.states import IN_FLIGHT_STATES, REST_STATES
 
 ENGINE: Final = "engine"
+ENGINE_PID: Final = 1
 HIDDEN: Final = "worker not known"
 COUNTER_S: Final = 1.0
 LONG_SILENCE_S: Final = 60.0
+BATCH: Final = 2000
+"""So many events are written at once."""
+TRANSITION, RESTORED = b".transition", b"rollout.restored"
 _ENCODER = msgspec.json.Encoder()
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, gc=False):
     """The keys that a time line needs; lines without a rollout or a gate are left out."""
 
     event: str
     ts: float
     process_id: str
     rollout_id: str = ""
-    group_id: str = ""
     attempt: int = 0
     trigger: str = ""
     source: str = ""
@@ -44,134 +51,187 @@ class _Line(msgspec.Struct):
     reason: str | None = None
     outcome: str | None = None
     worker: str | None = None
-    mode: str | None = None
     version: str | None = None
     from_process: str | None = None
 
 
 _LINE = msgspec.json.Decoder(_Line)
-Event = dict[str, Any]
 
 
-class _Stay:
-    """A rollout in one state, until the next line of it."""
+class _Local(msgspec.Struct, gc=False):
+    """An id that counts within its process."""
 
-    __slots__ = ("attempt", "since", "state", "tokens")
+    local: str
 
-    def __init__(self, state: str, since: float, attempt: int, tokens: int) -> None:
-        self.state, self.since, self.attempt, self.tokens = state, since, attempt, tokens
+
+class _Args(msgspec.Struct, gc=False, omit_defaults=True):
+    """What a viewer shows of a state: with what it began, and how it ended."""
+
+    rollout: str
+    attempt: int
+    tokens: int
+    to: str | None = None
+    trigger: str | None = None
+    reason: str | None = None
+    outcome: str | None = None
+    cut_off: bool = False
+
+
+class _Begin(msgspec.Struct, gc=False):
+    """A rollout enters a state."""
+
+    cat: str
+    id2: _Local
+    name: str
+    tid: int
+    ph: str
+    ts: int
+    args: _Args
+    pid: int
+
+
+class _End(msgspec.Struct, gc=False):
+    """And leaves it."""
+
+    cat: str
+    id2: _Local
+    name: str
+    tid: int
+    ph: str
+    ts: int
+    pid: int
+
+
+Event = _Begin | _End | dict[str, Any]
+
+
+class _Open(msgspec.Struct, gc=False):
+    """A rollout that is not at rest, until its next line; and the states it has left while their worker is not known."""
+
+    state: str
+    since: int
+    attempt: int
+    tokens: int
+    left: list[_Begin | _End]
 
 
 class Timeline:
-    """Turns lines into trace events. Times become microseconds since the first line."""
+    """Turns lines into trace events, which gather in `ready`. Times become microseconds since the first line."""
 
     def __init__(self) -> None:
+        self.ready: list[Event] = []
         self._began: float | None = None
         self._last: dict[str, float] = {}
-        self._pids: dict[str, int] = {ENGINE: 1}
-        self._stays: dict[tuple[str, str], _Stay] = {}
-        self._held: dict[tuple[str, str], list[Event]] = {}
+        self._pids: dict[str, int] = {ENGINE: ENGINE_PID}
+        self._open: dict[tuple[str, str], _Open] = {}
         self._gates: dict[str, tuple[str, float]] = {}
         self._in_flight = 0
         self._gained: deque[tuple[float, int]] = deque()
         self._next_counter = 0.0
 
-    def feed(self, line: _Line) -> Iterator[Event]:
-        """The events that are complete with this line."""
+    def feed(self, line: _Line) -> None:
+        """Add the events that are complete with this line."""
         if self._began is None:
             self._began = self._next_counter = line.ts
         self._last[line.process_id] = line.ts
-        yield from self._counters(line.ts)
+        if self._next_counter <= line.ts:
+            self._count(line.ts)
         if line.event == "gate.transition":
-            yield from self._gate(line)
+            self._gate(line)
         elif line.event in {"rollout.transition", "rollout.restored"}:
-            yield from self._rollout(line)
+            self._rollout(line)
 
-    def finish(self) -> Iterator[Event]:
+    def finish(self) -> None:
         """Close what is open, as cut off, and name the processes."""
-        for (process, rollout), stay in self._stays.items():
-            yield from self._cut_off((process, rollout), stay)
+        for key, rollout in self._open.items():
+            self._cut_off(key, rollout)
         for process, (state, since) in self._gates.items():
             if state != "open":
-                yield from self._gate_pair(process, state, since, self._last[process], {})
+                self._gate_pair(process, state, since, self._last[process], {})
         for name, pid in self._pids.items():
-            yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
+            self.ready.append(
+                {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": name}}
+            )
 
-    def _rollout(self, line: _Line) -> Iterator[Event]:
+    def _rollout(self, line: _Line) -> None:
         key = (line.process_id, line.rollout_id)
-        if line.from_process is not None and (
-            left := self._stays.pop((line.from_process, line.rollout_id), None)
-        ):
-            yield from self._cut_off((line.from_process, line.rollout_id), left)
-        stay = self._stays.get(key)
+        if line.from_process is not None:
+            before = (line.from_process, line.rollout_id)
+            if left := self._open.pop(before, None):
+                self._cut_off(before, left)
         dest = line.dest or line.state
-        if stay is not None and (line.source == line.dest != ""):
+        now = self._us(line.ts)
+        rollout = self._open.get(key)
+        if rollout is None:
+            rollout = self._open[key] = _Open(dest, now, line.attempt, line.tokens, [])
+        elif line.source == line.dest != "":
             return
-        if stay is not None and stay.state not in REST_STATES:
-            said = {
-                "to": dest,
-                "trigger": line.trigger or line.event,
-                "reason": line.reason,
-                "outcome": line.outcome,
-            }
-            self._held.setdefault(key, []).extend(self._pair(line.rollout_id, stay, line.ts, said))
-            self._gained.append((line.ts, max(0, line.tokens - stay.tokens)))
-        self._in_flight += (dest in IN_FLIGHT_STATES) - (stay is not None and stay.state in IN_FLIGHT_STATES)
-        self._stays[key] = _Stay(dest, line.ts, line.attempt, line.tokens)
-        if dest not in IN_FLIGHT_STATES:
-            yield from self._flush(key, line.worker)
+        else:
+            self._leave(key[1], rollout, line, dest, now)
+            rollout.state, rollout.since, rollout.attempt, rollout.tokens = (
+                dest,
+                now,
+                line.attempt,
+                line.tokens,
+            )
+        if dest in IN_FLIGHT_STATES:
+            self._in_flight += 1
+            return
+        self._hand_out(rollout, line.worker)
+        if dest in REST_STATES:
+            del self._open[key]
 
-    def _cut_off(self, key: tuple[str, str], stay: _Stay) -> Iterator[Event]:
+    def _leave(self, name: str, rollout: _Open, line: _Line, dest: str, now: int) -> None:
+        self._in_flight -= rollout.state in IN_FLIGHT_STATES
+        trigger = line.trigger or line.event
+        said = _Args(name, rollout.attempt, rollout.tokens, dest, trigger, line.reason, line.outcome)
+        _end(rollout, now, said)
+        if line.tokens > rollout.tokens:
+            self._gained.append((line.ts, line.tokens - rollout.tokens))
+
+    def _cut_off(self, key: tuple[str, str], rollout: _Open) -> None:
         """Close what a process had open when its log ended."""
-        if stay.state not in REST_STATES:
-            pair = self._pair(key[1], stay, self._last[key[0]], {"cut_off": True})
-            self._held.setdefault(key, []).extend(pair)
-            self._in_flight -= stay.state in IN_FLIGHT_STATES
-        yield from self._flush(key, None)
+        said = _Args(key[1], rollout.attempt, rollout.tokens, cut_off=True)
+        _end(rollout, self._us(self._last[key[0]]), said)
+        self._in_flight -= rollout.state in IN_FLIGHT_STATES
+        self._hand_out(rollout, None)
 
-    def _pair(self, rollout: str, stay: _Stay, end: float, said: dict[str, Any]) -> tuple[Event, Event]:
-        common = {"cat": "rollout", "id2": {"local": rollout}, "name": stay.state, "tid": 0}
-        args = {"rollout": rollout, "attempt": stay.attempt, "tokens": stay.tokens}
-        args |= {name: value for name, value in said.items() if value is not None}
-        begin = {**common, "ph": "b", "ts": self._us(stay.since), "args": args}
-        return begin, {**common, "ph": "e", "ts": self._us(end)}
+    def _hand_out(self, rollout: _Open, worker: str | None) -> None:
+        """An attempt is over, and its worker known: its states stand under that worker's process."""
+        for event in rollout.left:
+            if event.name in IN_FLIGHT_STATES:
+                event.pid = self._pid(worker or HIDDEN)
+        self.ready += rollout.left
+        rollout.left = []
 
-    def _flush(self, key: tuple[str, str], worker: str | None) -> Iterator[Event]:
-        """An attempt is over, and its worker known: hand its states out under that worker's process."""
-        for event in self._held.pop(key, ()):
-            flying = event["name"] in IN_FLIGHT_STATES
-            yield {**event, "pid": self._pid((worker or HIDDEN) if flying else ENGINE)}
-
-    def _gate(self, line: _Line) -> Iterator[Event]:
+    def _gate(self, line: _Line) -> None:
         state, since = self._gates.get(line.process_id, (line.source, line.ts))
         if line.source == line.dest:
             return
         if state != "open":
-            yield from self._gate_pair(line.process_id, state, since, line.ts, {"version": line.version})
+            self._gate_pair(line.process_id, state, since, line.ts, {"version": line.version})
         self._gates[line.process_id] = (line.dest, line.ts)
 
-    def _gate_pair(
-        self, process: str, state: str, since: float, end: float, said: dict[str, Any]
-    ) -> Iterator[Event]:
+    def _gate_pair(self, process: str, state: str, since: float, end: float, said: dict[str, Any]) -> None:
         common = {
             "cat": "gate",
             "id2": {"local": f"gate {process}"},
             "name": f"gate {state}",
-            "pid": 1,
+            "pid": ENGINE_PID,
             "tid": 0,
         }
-        yield {**common, "ph": "b", "ts": self._us(since), "args": said}
-        yield {**common, "ph": "e", "ts": self._us(end)}
+        self.ready.append({**common, "ph": "b", "ts": self._us(since), "args": said})
+        self.ready.append({**common, "ph": "e", "ts": self._us(end)})
 
-    def _counters(self, now: float) -> Iterator[Event]:
+    def _count(self, now: float) -> None:
         while self._next_counter <= now:
             edge = self._next_counter
             gained = 0
             while self._gained and self._gained[0][0] <= edge:
                 gained += self._gained.popleft()[1]
-            stamp = {"ph": "C", "pid": 1, "tid": 0, "ts": self._us(edge)}
-            yield {**stamp, "name": "in flight", "args": {"requests": max(0, self._in_flight)}}
-            yield {**stamp, "name": "tokens per second", "args": {"tokens": gained / COUNTER_S}}
+            stamp = {"ph": "C", "pid": ENGINE_PID, "tid": 0, "ts": self._us(edge)}
+            self.ready.append({**stamp, "name": "in flight", "args": {"requests": max(0, self._in_flight)}})
+            self.ready.append({**stamp, "name": "tokens per second", "args": {"tokens": gained / COUNTER_S}})
             self._next_counter += max(
                 COUNTER_S, (now - edge) // COUNTER_S * COUNTER_S if now - edge > LONG_SILENCE_S else 0
             )
@@ -183,40 +243,52 @@ class Timeline:
         return max(0, round((ts - (self._began or 0.0)) * 1e6))
 
 
+def _end(rollout: _Open, now: int, said: _Args) -> None:
+    """Its state is over. The pair stands under the engine until the worker is known."""
+    local = _Local(said.rollout)
+    rollout.left.append(_Begin("rollout", local, rollout.state, 0, "b", rollout.since, said, ENGINE_PID))
+    rollout.left.append(_End("rollout", local, rollout.state, 0, "e", now, ENGINE_PID))
+
+
 def write_trace(sources: Sequence[Source], path: Path) -> int:
     """Write the trace of all logs as JSON and return the number of events; damaged lines are passed over.
 
     Raises ConfigurationError when the file cannot be written.
     """
-    timeline = Timeline()
-    written = 0
     try:
         with path.open("wb") as file:
-            file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-            for event in _events(timeline, sources):
-                file.write(b",\n" if written else b"")
-                file.write(_ENCODER.encode(event))
-                written += 1
-            file.write(b"\n]}\n")
+            return _write(sources, file)
     except OSError as error:
         raise ConfigurationError(f"cannot write the trace {path}: {error.strerror}") from error
+
+
+def _write(sources: Sequence[Source], file: BinaryIO) -> int:
+    written = 0
+    file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+    for events in _batches(sources):
+        file.write(b",\n" if written else b"")
+        file.write(b",\n".join(map(_ENCODER.encode, events)))
+        written += len(events)
+    file.write(b"\n]}\n")
     return written
 
 
-def _events(timeline: Timeline, sources: Sequence[Source]) -> Iterator[Event]:
+def _batches(sources: Sequence[Source]) -> Iterator[list[Event]]:
+    timeline = Timeline()
     for line in heapq.merge(*map(_decoded, sources), key=attrgetter("ts")):
-        yield from timeline.feed(line)
-    yield from timeline.finish()
+        timeline.feed(line)
+        if len(timeline.ready) >= BATCH:
+            yield timeline.ready
+            timeline.ready = []
+    timeline.finish()
+    if timeline.ready:
+        yield timeline.ready
 
 
 def _decoded(source: Source) -> Iterator[_Line]:
-    for raw in each_line(source):
-        if (
-            b"rollout.transition" in raw.text
-            or b"rollout.restored" in raw.text
-            or b"gate.transition" in raw.text
-        ):
+    for text in each_text(source):
+        if TRANSITION in text or RESTORED in text:
             try:
-                yield _LINE.decode(raw.text)
+                yield _LINE.decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue

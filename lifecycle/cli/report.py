@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from lifecycle.analysis.report import Report
     from lifecycle.analysis.sources import Source
 
+T = TypeVar("T")
 EXIT_VIOLATIONS = 3
 SHOWN_VIOLATIONS = 20
 
@@ -52,26 +57,49 @@ def report(
     from lifecycle.analysis import find_sources, write_trace
 
     sources = find_sources(logs)
-    made = make_report(sources, strict=strict, memory=memory)
-    if as_json:
-        click.echo(json.dumps(made.as_dict(), indent=2))
-    elif html is None and trace is None:
-        _print(made)
-    if html is not None:
-        write_html(made, html)
-        click.echo(f"wrote {html}", err=True)
-    if trace is not None:
-        events = write_trace(sources, trace)
-        click.echo(f"wrote {trace}: {events:,} events", err=True)
+    with nullcontext() if trace is None else beside(lambda: write_trace(sources, trace)) as events:
+        # Time lines need no database, and have a core of their own: beside one thread for each they would end last.
+        threads = None if trace is None else max(1, (os.cpu_count() or 1) - 1)
+        made = make_report(sources, strict=strict, memory=memory, threads=threads)
+        if as_json:
+            click.echo(json.dumps(made.as_dict(), indent=2))
+        elif html is None and trace is None:
+            _print(made)
+        if html is not None:
+            write_html(made, html)
+            click.echo(f"wrote {html}", err=True)
+        if events is not None:
+            click.echo(f"wrote {trace}: {events.result():,} events", err=True)
     if strict:
         _say_verdict(context, made)
 
 
-def make_report(sources: Sequence[Source], *, strict: bool = False, memory: str | None = None) -> Report:
+@contextmanager
+def beside(work: Callable[[], T]) -> Iterator[Future[T]]:
+    """Do `work` in a thread while this block runs. After an error it is waited for, after Ctrl-C it is not."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001  it belongs to the one who asks for the result
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="lifecycle-trace", daemon=True).start()
+    try:
+        yield done
+    except Exception:
+        wait([done])
+        raise
+
+
+def make_report(
+    sources: Sequence[Source], *, strict: bool = False, memory: str | None = None, threads: int | None = None
+) -> Report:
     """Read the logs and answer everything; with `strict` the rollouts are replayed too."""
     from lifecycle.analysis import Warehouse, build_report, find_violations
 
-    with Warehouse(sources, strict=strict, memory=memory) as warehouse:
+    with Warehouse(sources, strict=strict, memory=memory, threads=threads) as warehouse:
         violations = find_violations(warehouse) if strict else None
         return build_report(warehouse, violations)
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from lifecycle.cli import main
+from lifecycle.cli.report import beside
 from tests.analysis.conftest import Lines
 from tests.analysis.faults import broken_chain, delivered_twice
 
@@ -90,6 +92,10 @@ def test_the_page_has_the_machines_with_counts_on_them(run: Run, run_log: Path, 
         (["log", "replay", "nobody", "LOG"], "no line of a rollout 'nobody'"),
         (["log", "to-parquet", "LOG", "--out", "nowhere/x.parquet"], "nowhere/x.parquet"),
         (["report", "LOG", "--memory", "lots"], "'lots' is not a size"),
+        (
+            ["report", "LOG", "--trace", "nowhere/t.json"],
+            "cannot write the trace nowhere/t.json: No such file",
+        ),
     ],
 )
 def test_bad_input_is_status_2_without_a_traceback(
@@ -100,6 +106,25 @@ def test_bad_input_is_status_2_without_a_traceback(
     assert status == 2
     assert problem in err
     assert "Traceback" not in err
+
+
+def test_time_lines_are_written_whole_though_the_report_fails(
+    run: Run, run_log: Path, tmp_path: Path
+) -> None:
+    """They are made beside the report and need none of it."""
+    wanted = tmp_path / "t.json"
+    assert run("report", run_log, "--memory", "lots", "--trace", wanted)[0] == 2
+    assert json.loads(wanted.read_text())["traceEvents"]
+
+
+def test_an_interrupt_does_not_wait_for_what_is_made_beside() -> None:
+    """Ctrl-C ends the block at once; the error of the work comes with its result."""
+    never = threading.Event()
+    with pytest.raises(KeyboardInterrupt), beside(never.wait):
+        raise KeyboardInterrupt
+    never.set()
+    with pytest.raises(ZeroDivisionError), beside(lambda: 1 // 0) as done:
+        done.result()
 
 
 def test_without_the_extra_the_command_says_what_to_install(
