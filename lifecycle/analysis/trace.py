@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 
 from lifecycle.analysis.lines import each_text
 from lifecycle.analysis.sources import Source
+from lifecycle.analysis.words import END_OF_TIME
 from lifecycle.errors import ConfigurationError
 from lifecycle.states import IN_FLIGHT_STATES, REST_STATES
 
@@ -39,7 +40,7 @@ class _Line(msgspec.Struct, gc=False):
     """The keys that a time line needs; lines without a rollout or a gate are left out."""
 
     event: str
-    ts: float
+    ts: Annotated[float, msgspec.Meta(ge=0, le=END_OF_TIME)]
     process_id: str
     rollout_id: str = ""
     attempt: int = 0

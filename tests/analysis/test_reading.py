@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lifecycle.analysis import Warehouse, build_report, find_sources, find_violations, to_parquet, write_page
+from lifecycle.analysis import (
+    Warehouse,
+    build_report,
+    find_sources,
+    find_violations,
+    to_parquet,
+    write_page,
+    write_trace,
+)
 from lifecycle.analysis.lines import LineFinder, each_line, pick
 from lifecycle.analysis.render import print_report
 from lifecycle.analysis.sources import Source
@@ -155,6 +163,8 @@ def test_no_value_of_any_key_stops_a_report(
     drawings = draw_machines(report) if odd == "oops" else {}  # only words are drawn
     write_page(report, tmp_path / "page.html", drawings=drawings)
     print_report(report, Console(file=StringIO()))
+    write_trace(sources, tmp_path / "trace.json")
+    json.loads((tmp_path / "trace.json").read_text(), parse_constant=pytest.fail)
 
 
 @ODD_VALUES
