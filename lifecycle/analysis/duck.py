@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from lifecycle.analysis.lines import missing_extra
 from lifecycle.errors import ConfigurationError
@@ -17,12 +17,65 @@ if TYPE_CHECKING:
     import duckdb
 
 _MODE = {name: re.compile(rf"^(\s*)--{name} ", re.MULTILINE) for name in ("strict", "default")}
+INTERRUPTED: Final = "Query interrupted"
+"""What DuckDB says when a signal ends a query (seen in 2.0.1)."""
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 
-def connect(
-    *, memory: str = "400MB", threads: int | None = None, spill: Path | None = None
-) -> duckdb.DuckDBPyConnection:
+class Database:
+    """A connection whose work Ctrl-C ends with KeyboardInterrupt; of itself it says RuntimeError, as of a fault."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def execute(self, query: str, parameters: Sequence[Any] | None = None) -> Self:
+        """Run a query; its rows are fetched from what is returned, before the next one."""
+        with _interruptible():
+            self._connection.execute(query, parameters)
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns of the last query."""
+        return [column[0] for column in self._connection.description or ()]
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """All rows that are left of the last query: they may be computed only now."""
+        with _interruptible():
+            return self._connection.fetchall()
+
+    def fetchmany(self, size: int) -> list[tuple[Any, ...]]:
+        """The next `size` rows."""
+        with _interruptible():
+            return self._connection.fetchmany(size)
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """The next row."""
+        with _interruptible():
+            return self._connection.fetchone()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) == INTERRUPTED:
+            raise KeyboardInterrupt from error
+        raise
+
+
+def connect(*, memory: str = "400MB", threads: int | None = None, spill: Path | None = None) -> Database:
     """A database in memory, with a bound, that goes to `spill` when it needs more and never to the network."""
     try:
         import duckdb  # noqa: PLC0415  an extra
@@ -38,7 +91,7 @@ def connect(
         settings["threads"] = str(threads)
     settings["temp_directory"] = "" if spill is None else str(spill)
     try:
-        return duckdb.connect(":memory:", config=settings)
+        return Database(duckdb.connect(":memory:", config=settings))
     except Exception as error:
         raise ConfigurationError(f"memory {memory!r} is not a size such as 500MB or 2GB") from error
 

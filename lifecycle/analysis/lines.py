@@ -196,7 +196,7 @@ def _parquet_lines(source: Source, wanted: Sequence[int] | None, needle: bytes) 
     query = f"SELECT * FROM {parquet} {where}"  # noqa: S608  a quoted path
     with reading(source):
         cursor = connection.execute(query, None if wanted is None else [list(wanted)])
-    names = [column[0] for column in cursor.description]
+    names = cursor.columns
     while rows := cursor.fetchmany(10_000):
         for row in rows:
             values: dict[str, Any] = dict(zip(names, row, strict=True))

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from lifecycle.analysis import duck, schema
 from lifecycle.analysis.sources import Source
 from lifecycle.errors import ConfigurationError
 from lifecycle.states import Disposition, Reason
 
-if TYPE_CHECKING:
-    import duckdb
 
-
-def define_words(
-    connection: duckdb.DuckDBPyConnection, states: Sequence[str], triggers: Sequence[str]
-) -> None:
+def define_words(connection: duck.Database, states: Sequence[str], triggers: Sequence[str]) -> None:
     """Create the enums. A word that they do not hold is read as null."""
     words: dict[str, Sequence[str]] = {
         "event_name": schema.EVENTS,
@@ -30,7 +24,7 @@ def define_words(
         connection.execute(f"CREATE TYPE {name} AS ENUM ({listed})")
 
 
-def reader(connection: duckdb.DuckDBPyConnection, source: Source, *, strict: bool) -> str:
+def reader(connection: duck.Database, source: Source, *, strict: bool) -> str:
     """The table of a source's rows, with the columns that a report looks at. Raises ConfigurationError."""
     columns = schema.staged_columns(strict=strict)
     if source.is_parquet:
@@ -41,7 +35,7 @@ def reader(connection: duckdb.DuckDBPyConnection, source: Source, *, strict: boo
     )
 
 
-def _parquet_reader(connection: duckdb.DuckDBPyConnection, source: Source, columns: dict[str, str]) -> str:
+def _parquet_reader(connection: duck.Database, source: Source, columns: dict[str, str]) -> str:
     rows = f"read_parquet({duck.quoted(source.path)})"
     held = connection.execute(f"DESCRIBE SELECT * FROM {rows}").fetchall()  # noqa: S608  a quoted path
     names = {str(row[0]) for row in held}

@@ -134,7 +134,7 @@ class Warehouse:
         """Run the query of that name and return its rows as dicts."""
         with duck.reading("the logs"):
             cursor = self.connection.execute(duck.sql(name, strict=self.strict, **parts))
-            names = [column[0] for column in cursor.description]
+            names = cursor.columns
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def once(self, name: str) -> list[dict[str, Any]]:
