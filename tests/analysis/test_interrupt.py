@@ -12,8 +12,8 @@ PROGRAM = """
 import _thread, signal, threading
 from lifecycle.analysis.duck import connect
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Timer(0.5, _thread.interrupt_main).start()
 with connect(threads=1) as database:  # of several threads, the one that looks for signals may be waiting
+    threading.Timer(0.5, _thread.interrupt_main).start()
     try:
         {call}
     except KeyboardInterrupt:
