@@ -1,4 +1,6 @@
-"""How long `lifecycle report` takes on a big log, and how much memory: default, and everything with `--strict`.
+"""How long `lifecycle report` takes on a big log, and how much memory: default, and `--strict` with everything.
+
+Everything is JSON, the page and the time lines.
 
     python -m benchmarks.report --lines 5000000 [--log FILE] [--json]
 

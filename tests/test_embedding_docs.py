@@ -24,8 +24,9 @@ def run_block(word: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_every_block_of_the_page_runs(number: int) -> None:
+def test_every_block_of_the_page_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Imports exist and definitions are valid."""
+    monkeypatch.chdir(tmp_path)
     exec(compile(BLOCKS[number], "embedding.md", "exec", dont_inherit=True), {"__name__": "block"})
 
 

@@ -35,8 +35,8 @@ class Runtime:
     """One engine in its thread, and the groups that `generate_rollout` has begun and not delivered.
 
     `open_groups` are what a checkpoint must hold besides the data source's cursor; `ready` are whole groups of a step
-    that could not be finished; `drawn` are groups that a data source gave beyond the one it was asked for. `opened` holds the
-    thread and its store.
+    that could not be finished; `drawn` are groups that a data source gave beyond the one it was asked for. `opened`
+    closes the thread, then its store.
     """
 
     settings: Settings

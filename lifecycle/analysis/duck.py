@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import duckdb
 
 _MODE = {name: re.compile(rf"^(\s*)--{name} ", re.MULTILINE) for name in ("strict", "default")}
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 INTERRUPTED: Final = "Query interrupted"
 """What DuckDB says when a signal ends a query (seen in 2.0.1)."""
-_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 
 class Database:

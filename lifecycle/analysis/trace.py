@@ -78,42 +78,30 @@ class _Args(msgspec.Struct, gc=False, omit_defaults=True):
     cut_off: bool = False
 
 
-class _Begin(msgspec.Struct, gc=False):
-    """A rollout enters a state."""
+class _Event(msgspec.Struct, gc=False):
+    """A rollout enters a state (`b`, with `args`) or leaves it (`e`)."""
 
-    cat: str
-    id2: _Local
-    name: str
-    tid: int
     ph: str
     ts: int
-    args: _Args
-    pid: int
-
-
-class _End(msgspec.Struct, gc=False):
-    """And leaves it."""
-
-    cat: str
     id2: _Local
     name: str
-    tid: int
-    ph: str
-    ts: int
-    pid: int
+    args: _Args | msgspec.UnsetType = msgspec.UNSET
+    pid: int = ENGINE_PID
+    tid: int = 0
+    cat: str = "rollout"
 
 
-Event = _Begin | _End | dict[str, Any]
+Event = _Event | dict[str, Any]
 
 
 class _Open(msgspec.Struct, gc=False):
-    """A rollout that is not at rest, until its next line; and the states it has left while their worker is not known."""
+    """A rollout that is not at rest, until its next line; `left` are its states so far, whose worker is not known."""
 
     state: str
     since: int
     attempt: int
     tokens: int
-    left: list[_Begin | _End]
+    left: list[_Event]
 
 
 class Timeline:
@@ -169,12 +157,8 @@ class Timeline:
             return
         else:
             self._leave(key[1], rollout, line, dest, now)
-            rollout.state, rollout.since, rollout.attempt, rollout.tokens = (
-                dest,
-                now,
-                line.attempt,
-                line.tokens,
-            )
+            rollout.state, rollout.since = dest, now
+            rollout.attempt, rollout.tokens = line.attempt, line.tokens
         if dest in IN_FLIGHT_STATES:
             self._in_flight += 1
             return
@@ -183,19 +167,24 @@ class Timeline:
             del self._open[key]
 
     def _leave(self, name: str, rollout: _Open, line: _Line, dest: str, now: int) -> None:
-        self._in_flight -= rollout.state in IN_FLIGHT_STATES
         trigger = line.trigger or line.event
         said = _Args(name, rollout.attempt, rollout.tokens, dest, trigger, line.reason, line.outcome)
-        _end(rollout, now, said)
+        self._end(rollout, now, said)
         if line.tokens > rollout.tokens:
             self._gained.append((line.ts, line.tokens - rollout.tokens))
 
     def _cut_off(self, key: tuple[str, str], rollout: _Open) -> None:
         """Close what a process had open when its log ended."""
         said = _Args(key[1], rollout.attempt, rollout.tokens, cut_off=True)
-        _end(rollout, self._us(self._last[key[0]]), said)
-        self._in_flight -= rollout.state in IN_FLIGHT_STATES
+        self._end(rollout, self._us(self._last[key[0]]), said)
         self._hand_out(rollout, None)
+
+    def _end(self, rollout: _Open, now: int, said: _Args) -> None:
+        """Its state is over. The pair stands under the engine until the worker is known."""
+        self._in_flight -= rollout.state in IN_FLIGHT_STATES
+        local = _Local(said.rollout)
+        rollout.left.append(_Event("b", rollout.since, local, rollout.state, said))
+        rollout.left.append(_Event("e", now, local, rollout.state))
 
     def _hand_out(self, rollout: _Open, worker: str | None) -> None:
         """An attempt is over, and its worker known: its states stand under that worker's process."""
@@ -242,13 +231,6 @@ class Timeline:
 
     def _us(self, ts: float) -> int:
         return max(0, round((ts - (self._began or 0.0)) * 1e6))
-
-
-def _end(rollout: _Open, now: int, said: _Args) -> None:
-    """Its state is over. The pair stands under the engine until the worker is known."""
-    local = _Local(said.rollout)
-    rollout.left.append(_Begin("rollout", local, rollout.state, 0, "b", rollout.since, said, ENGINE_PID))
-    rollout.left.append(_End("rollout", local, rollout.state, 0, "e", now, ENGINE_PID))
 
 
 def write_trace(sources: Sequence[Source], path: Path) -> int:

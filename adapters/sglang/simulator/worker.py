@@ -117,7 +117,7 @@ class Worker:
         loop.call_later(LATE_ACCEPT_S, self._drop_connections, server)
         server.should_exit = server.force_exit = True
         if fault is not None and fault.restart is not None:
-            task = asyncio.get_running_loop().create_task(self._restart_after(fault.restart))
+            task = loop.create_task(self._restart_after(fault.restart))
             self._restarts.add(task)
             task.add_done_callback(self._restarts.discard)
 

@@ -10,6 +10,7 @@ import threading
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,6 +21,7 @@ from lifecycle.call import Call
 from lifecycle.errors import ConfigurationError
 from lifecycle.events import ChannelData, EndKind, StreamEnd, StreamEvent, token_slice
 from lifecycle.states import FinishReason, Reason
+from lifecycle.stores import SqliteStore
 from lifecycle.testing.backend import Hang, ScriptedBackend, Step, finish, lost, tokens
 from tests.adapters.slime.conftest import Slime, until
 
@@ -436,6 +438,19 @@ def test_routed_experts_of_another_length_are_left_out(slime: Slime) -> None:
     sample = call_once(slime, slime.args(use_rollout_routing_replay=True), slime.sample())
     assert sample.status.name == "COMPLETED"
     assert sample.metadata["lifecycle"]["incomplete"] == ["routed_experts"]
+
+
+def test_the_store_of_an_engine_is_closed_with_it(slime: Slime, tmp_path: Path) -> None:
+    """One file is left, and the rollout in it: no write-ahead log that waits for the garbage collector."""
+    path = tmp_path / "run.db"
+    slime.backend = ScriptedBackend(lambda _: [tokens(1, 2), Hang()])
+    args, sample = slime.args(n_samples_per_prompt=1, lifecycle_store=str(path)), slime.sample()
+    abort_when(slime, args, [sample], held(slime, args, 2))
+    _kept = slime.engine(args)  # else the garbage collector might close its store
+    close_all()
+    assert list(tmp_path.glob("run.db*")) == [path]
+    with SqliteStore(path, read_only=True) as store:
+        assert len(store.rows()) == 1
 
 
 # -- W17, W20, W6 --------------------------------------------------------------------------------------------------
